@@ -1,0 +1,6 @@
+"""manyoars: a training script written for one process runs, unchanged, on any number of ranks.
+
+Scripts need not import this. The command is ``oars``; see ``oars --help``.
+"""
+
+__version__ = "0.1.0"

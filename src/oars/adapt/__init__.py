@@ -1,0 +1,1 @@
+"""How an unmodified script comes aboard: its framework, its files, its random numbers."""

@@ -1,0 +1,1 @@
+"""What gradients do between ranks. Knows flat buffers, not models."""

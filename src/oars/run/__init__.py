@@ -1,0 +1,1 @@
+"""A command line becomes N live ranks: plan, launch, supervise, exit codes."""
