@@ -1,0 +1,133 @@
+"""The contract, kept: every script in ``scripts/`` does on 2, 3 and 4 ranks what it does on one process.
+
+A script is run once by ``python`` and once by ``oars run`` for each number of ranks, each in a folder of its own. The
+printed lines, the files left behind and (to the bit) the weights of the ranks are compared. To look at one scene:
+``oars run -n 2 tests/contract/scripts/losses.py by_hand``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from compare import files_differ, lines_differ
+
+HERE = Path(__file__).parent
+SCRIPTS = sorted(p.stem for p in (HERE / "scripts").glob("*.py") if p.stem != "scenes")
+LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine
+
+
+class Run:
+    """One run of a script: its exit code, what it printed, and the folder it ran in."""
+
+    def __init__(self, command: list[str], folder: Path, **env: str) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.command = folder, command
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment(), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            out, err = self.process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()  # the launcher ends its ranks
+            try:
+                out, err = self.process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                out, err = self.process.communicate()
+            err += f"\n(stopped after {LIMIT} s)"
+        self.code = self.process.returncode
+        self.out = [line for line in out.splitlines() if not line.startswith("oars")]
+        self.err = [line for line in err.splitlines() if not line.startswith("oars")]
+
+    def __str__(self) -> str:
+        return "\n".join([" ".join(self.command), f"exit code {self.code}", *self.err[-25:]])
+
+
+def environment() -> dict[str, str]:
+    """This process's, with the checkout on the path and one thread, which is what a rank on a small machine gets."""
+    source = str(HERE.parent.parent / "src")
+    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH")) if p)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def oars(n: int) -> list[str]:
+    """The command line up to the script."""
+    return [sys.executable, "-m", "oars", "run", "--quiet", "-n", str(n)]
+
+
+@pytest.fixture(scope="session")
+def one_process(tmp_path_factory):
+    """A script's run by plain ``python``; once for all numbers of ranks."""
+    runs: dict[str, Run] = {}
+
+    def get(name: str) -> Run:
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name) / "one"
+            runs[name] = Run([sys.executable, str(HERE / "scripts" / f"{name}.py")], folder)
+            assert runs[name].code == 0, f"the script itself fails:\n{runs[name]}"
+        return runs[name]
+
+    return get
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ranks_do_what_one_process_does(name, n, one_process, tmp_path):
+    script = HERE / "scripts" / f"{name}.py"
+    one = one_process(name)
+    many = Run([*oars(n), str(script)], tmp_path / "ranks", OARS_DIGEST="1")
+    told = []
+    if differ := lines_differ(one.out, many.out):
+        told.append(f"printed lines differ:\n{differ}")
+    if "# contract: stderr" in script.read_text() and (differ := lines_differ(one.err, many.err)):
+        told.append(f"lines on stderr differ:\n{differ}")
+    if differ := files_differ(one.folder, many.folder):
+        told.append(f"files differ:\n{differ}")
+    digests = {p.name: p.read_text() for p in many.folder.glob("oars-runs/*/weights-digest-*.txt")}
+    if len(digests) != n or len(set(digests.values())) != 1:
+        told.append(f"weights are not equal, to the bit, on {n} ranks: {digests}")
+    if told or many.code:
+        pytest.fail(f"{name} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("n", [2, 3])
+def test_every_sample_is_read_once_and_by_one_rank(n, workers, tmp_path):
+    """The ranks report their reads by datagram, so that no overlay of files comes between."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    listener.bind(("127.0.0.1", 0))
+    listener.setblocking(False)
+    port = str(listener.getsockname()[1])
+    run = Run([*oars(n), str(HERE / "probes" / "reads.py"), port, str(workers)], tmp_path / "run")
+    assert run.code == 0, str(run)
+    reads = []
+    try:
+        while True:
+            reads.append(listener.recv(200).decode().split())
+    except BlockingIOError:
+        listener.close()
+    counts = Counter((what, index) for _, what, index in reads)
+    assert len(counts) == 2 * 40 + 23, "two epochs of 40 rows, one evaluation of 23"
+    assert set(counts.values()) == {1}, f"read more than once: {[k for k, v in counts.items() if v > 1][:5]}"
+    shares = Counter(rank for rank, what, _ in reads if what == "train-0")
+    assert len(shares) == n
+    assert max(shares.values()) - min(shares.values()) <= 4, "four batches, each with shares that differ by one at most"
