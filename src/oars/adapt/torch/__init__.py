@@ -1,4 +1,9 @@
-"""PyTorch aboard: a global batch of which each rank holds its rows."""
+"""PyTorch aboard: a global batch of which each rank holds its rows.
+
+``install`` puts the patches in place (docs/how-it-works.md lists them): loaders give Rows (``loaders``), operations on
+them work on own rows or gather (``rows``, ``rules``, ``shapes``, ``layers``, ``losses``), module calls run on plain
+local rows (``calls``), and ``backward`` leaves the global gradients everywhere (``gradients``).
+"""
 
 from __future__ import annotations
 
@@ -6,4 +11,20 @@ from typing import Any
 
 
 def install(world: Any, plan: dict, record: Any) -> None:
-    """Patch PyTorch for this rank (``world`` is None on one rank)."""
+    """Patch PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
+    import torch
+
+    from oars.adapt.torch import steps
+    from oars.adapt.torch.context import ctx
+
+    ctx.record, ctx.plan = record, plan
+    gradients = None
+    if world is not None:
+        ctx.world, ctx.rank, ctx.size = world, world.rank, world.size
+        from oars.adapt.torch import calls, gradients as gradients_, layers, loaders, losses, noise, norm, shapes
+
+        assert layers and losses and shapes  # imported for the rules they register
+        gradients = gradients_.install()
+        for part in (noise, norm, calls, loaders):
+            part.install()
+    steps.install(torch, gradients)

@@ -1,0 +1,212 @@
+"""A module's call: on plain local rows where the model treats its rows one by one, on Rows where it does not.
+
+The first call of a module is *traced*: it runs on Rows, whose rules see every operation. If nothing but row-by-row
+work happened, nothing read a value, and no intermediate rows stayed behind (in an attribute, a hook, a list), the
+model would do the same to any rows, so later calls hand it plain local tensors and wrap what comes out: *split*, at no
+cost per operation. Otherwise later calls run on Rows as the first one did, exact but with a little cost per operation,
+while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated.
+
+A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from oars.adapt.torch import rows as rows_
+from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site
+from oars.adapt.torch.rows import BatchSize, Rows
+
+_call = nn.Module._wrapped_call_impl
+SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
+
+
+class Trace:
+    """What happened in a call that is being watched."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.made: list[Any] = []  # weak references to all rows made
+        self.draws: list[tuple[int, Offsets]] = []  # dropouts
+
+
+class Verdict:
+    """How a module is called from now on, for one kind of arguments."""
+
+    def __init__(self) -> None:
+        self.way = ROWS
+        self.calls = 0
+        self.draws: list[tuple[int, int]] = []
+        self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
+
+
+_verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
+
+
+def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``nn.Module.__call__``."""
+    if ctx.plain:
+        return _call(self, *args, **kwargs)
+    leaves, spec = tree_flatten((args, kwargs))
+    offsets = _batch(self, leaves)
+    if offsets is None:
+        return _deeper(_call, self, args, kwargs)
+    key = (self.training, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
+    of_module = _verdicts.get(self)
+    if of_module is None:
+        of_module = _verdicts[self] = {}
+    verdict = of_module.get(key)
+    if verdict is None:
+        verdict = of_module[key] = Verdict()
+    verdict.calls += 1
+    if verdict.calls & (verdict.calls - 1) == 0:
+        return _trace(self, verdict, leaves, spec, offsets)
+    if verdict.way == SPLIT:
+        return _split(self, verdict, leaves, spec, offsets)
+    if verdict.way == ROWS:
+        args, kwargs = tree_unflatten([_as_rows(leaf, offsets) for leaf in leaves], spec)
+    return _deeper(_eager, self, args, kwargs)
+
+
+def _batch(module: nn.Module, leaves: list) -> Offsets | None:
+    """How the batch among the arguments is cut; None if there is none to cut."""
+    offsets = None
+    for leaf in leaves:
+        if isinstance(leaf, Rows):
+            if offsets is not None and leaf.offsets != offsets:
+                return None
+            offsets = leaf.offsets
+    if offsets is not None or ctx.depth:
+        return offsets
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and not isinstance(leaf, nn.Parameter):
+            if leaf.shape[0] < ctx.size or leaf.is_sparse or next(module.parameters(), None) is None:
+                return None
+            return offsets_of(leaf.shape[0])
+    return None
+
+
+def _kind(leaf: Any, offsets: Offsets) -> Any:
+    if isinstance(leaf, Rows):
+        return (leaf.dim_, leaf.local.dim())
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
+    return leaf if leaf is None or isinstance(leaf, (bool, str)) else type(leaf)
+
+
+def _as_rows(leaf: Any, offsets: Offsets) -> Any:
+    """A plain tensor that spans the batch becomes rows."""
+    if isinstance(leaf, Rows) or not isinstance(leaf, torch.Tensor) or isinstance(leaf, nn.Parameter):
+        return leaf
+    if leaf.dim() and leaf.shape[0] == offsets[-1] and not leaf.is_sparse:
+        if leaf.requires_grad:
+            rows_.enter(leaf)
+        return Rows(leaf.narrow(0, *own(offsets)), offsets, 0)
+    return leaf
+
+
+def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    ctx.depth += 1
+    try:
+        return call(module, *args, **kwargs)
+    finally:
+        ctx.depth -= 1
+
+
+def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The module's call without torch.compile, which knows nothing of rows."""
+    return getattr(module, "_orig_mod", module)._call_impl(*args, **kwargs)
+
+
+def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+    handmade = not any(isinstance(leaf, Rows) for leaf in leaves)
+    if verdict.way == REPLICATED:
+        args, kwargs = tree_unflatten(leaves, spec)
+        return _deeper(_call, module, args, kwargs)
+    inputs = [_as_rows(leaf, offsets) for leaf in leaves]
+    args, kwargs = tree_unflatten(inputs, spec)
+    trace = Trace()
+    ctx.traces.append(trace)
+    try:
+        out = _deeper(_eager, module, args, kwargs)
+    finally:
+        ctx.traces.remove(trace)
+    results, _ = tree_flatten(out)
+    handed = {id(x) for x in (*inputs, *results)}
+    if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
+        trace.events.append("kept rows")
+    verdict.outputs = [_output(x, offsets, trace) for x in results]
+    verdict.draws = [(dim, _rows_per_sample(o, offsets, trace)) for dim, o in trace.draws]
+    if verdict.draws and hasattr(module, "_orig_mod") and module.training:
+        ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
+                          "so that it drops what one process would")
+        trace.events.append("random")
+    gathers = [e for e in trace.events if e.startswith("gather")]
+    if not trace.events:
+        verdict.way = SPLIT
+    elif handmade and gathers:
+        verdict.way = REPLICATED
+        ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
+                          f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
+    else:
+        verdict.way = ROWS
+    return out
+
+
+def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:
+    k = found[-1] // base[-1] if base[-1] else 0
+    if scaled(base, k) != found:
+        trace.events.append("ragged")
+    return k
+
+
+def _output(x: Any, offsets: Offsets, trace: Trace) -> tuple[int, int] | None:
+    if isinstance(x, Rows):
+        return x.dim_, _rows_per_sample(x.offsets, offsets, trace)
+    if isinstance(x, BatchSize) or (isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter)):
+        trace.events.append("plain result")
+    return None
+
+
+def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+    lo, n = own(offsets)
+    local = []
+    for leaf in leaves:
+        if isinstance(leaf, Rows):
+            leaf = _stand_in(leaf.local, leaf.dim_) if n == 0 else leaf.local
+        elif isinstance(leaf, torch.Tensor):
+            leaf = _as_rows(leaf, offsets)
+            leaf = leaf.local if isinstance(leaf, Rows) else leaf
+        local.append(leaf)
+    args, kwargs = tree_unflatten(local, spec)
+    ctx.split, ctx.plain = Split(offsets, verdict.draws, n == 0), True
+    try:
+        out = _call(module, *args, **kwargs)
+    finally:
+        ctx.split, ctx.plain = None, False
+    results, out_spec = tree_flatten(out)
+    if len(results) != len(verdict.outputs):
+        raise RuntimeError(f"oars: {type(module).__name__} returned something else than in its traced call")
+    for i, how in enumerate(verdict.outputs):
+        if how is not None:
+            dim, k = how
+            part = results[i].narrow(dim, 0, 0) if n == 0 else results[i]
+            results[i] = Rows(part, scaled(offsets, k), dim)
+    return tree_unflatten(results, out_spec)
+
+
+def _stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
+    """One row of zeros for a rank without rows: models need not know how to treat none."""
+    shape = list(local.shape)
+    shape[dim] = 1
+    return local.new_zeros(shape) + local.sum() * 0 if local.requires_grad else local.new_zeros(shape)
+
+
+def install() -> None:
+    """Patch nn.Module's call."""
+    nn.Module.__call__ = module_call  # type: ignore[method-assign]

@@ -1,0 +1,170 @@
+"""What a batch is made of: which of its parts are rows, and how a rank's part of each becomes the global one.
+
+A *spec* mirrors a batch's nesting: "rows" for a tensor with one row a sample, "list" for a list with one entry a sample
+(strings, ragged tensors, objects), "array" for a NumPy array of rows, "same" for what does not depend on the samples,
+and a tuple of specs for a dict, list, tuple, named tuple or dataclass.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from oars.adapt.torch.context import Offsets, ctx, own
+from oars.adapt.torch.rows import Rows
+
+NOTHING = "oars: no rows on this rank"
+
+
+class Cut(NamedTuple):
+    """A global batch's indices on their way to a fetcher."""
+
+    indices: list
+    offsets: Offsets
+    first: int
+    count: int
+    whole: bool  # fetch all of it, and see what collating makes of own samples alone
+
+    def mine(self) -> list:
+        """Own samples' indices."""
+        return self.indices[self.first : self.first + self.count]
+
+
+def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
+    """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
+    many = getattr(fetcher.dataset, "__getitems__", None)
+    samples = list(many(cut.indices)) if many else [fetcher.dataset[i] for i in cut.indices]
+    mine = copy.deepcopy(samples[cut.first : cut.first + cut.count])  # collating may change samples in place
+    every = fetcher.collate_fn(samples)
+    return every, _compare(every, fetcher.collate_fn(mine), cut) if mine else NOTHING
+
+
+def _compare(every: Any, some: Any, cut: Cut) -> Any:
+    mine = slice(cut.first, cut.first + cut.count)
+    batch = len(cut.indices)
+    if isinstance(every, (torch.Tensor, np.ndarray)):
+        if type(every) is not type(some) or every.ndim == 0:
+            return "same" if _equal(every, some) else None
+        if len(every) != batch or not _equal(every[mine], some):
+            return None
+        return "rows" if isinstance(every, torch.Tensor) else "array"
+    if type(every) is not type(some):
+        return None
+    if isinstance(every, (list, tuple)) and not hasattr(every, "_fields") and len(every) == batch != len(some):
+        return "list" if _equal(list(every[mine]), list(some)) else None
+    parts, others = children(every), children(some)
+    if parts is None or others is None:
+        return "same" if _equal(every, some) else None
+    if len(parts) != len(others):
+        return None
+    specs = tuple(_compare(a, b, cut) for a, b in zip(parts, others, strict=True))
+    return None if None in specs else specs
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, (torch.Tensor, np.ndarray)):
+        if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    parts, others = children(a), children(b)
+    if parts is not None and others is not None:
+        return type(a) is type(b) and len(parts) == len(others) and all(map(_equal, parts, others))
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def children(x: Any) -> list | None:
+    """The parts of a container, or None."""
+    if isinstance(x, dict):
+        return list(x.values())
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return [getattr(x, f.name) for f in dataclasses.fields(x)]
+    return None
+
+
+def _rebuilt(x: Any, parts: list) -> Any:
+    if isinstance(x, dict):
+        made = copy.copy(x)
+        made.update(zip(x, parts, strict=True))
+        return made
+    if isinstance(x, tuple):
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    if isinstance(x, list):
+        return type(x)(parts)
+    made = copy.copy(x)
+    for f, part in zip(dataclasses.fields(x), parts, strict=True):
+        object.__setattr__(made, f.name, part)
+    return made
+
+
+def default_spec(data: Any) -> Any:
+    """The spec of what PyTorch's default collate makes: tensors are rows, lists of strings have one a sample."""
+    if isinstance(data, torch.Tensor):
+        return "rows"
+    if isinstance(data, (list, tuple)) and data and all(isinstance(e, (str, bytes)) for e in data):
+        return "list"
+    parts = children(data)
+    return "same" if parts is None else tuple(map(default_spec, parts))
+
+
+def alike(data: Any, spec: Any) -> bool:
+    """Whether all ranks' parts of a batch fit together: same kinds, same shapes but for the number of rows."""
+    prints = ctx.world.allgather(_print(data, spec))
+    return all(p == prints[0] for p in prints)
+
+
+def _print(data: Any, spec: Any) -> Any:
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return str(data.dtype), tuple(data.shape[1:]) if spec in ("rows", "array") else tuple(data.shape)
+    if spec == "list" or isinstance(spec, str):
+        return type(data).__name__
+    parts = children(data)
+    return (type(data).__name__, *map(_print, parts, spec)) if parts is not None and len(parts) == len(spec) else None
+
+
+def with_template(data: Any) -> Any:
+    """A batch smaller than the number of ranks: ranks without rows get empty ones of the first rank's kind."""
+    template = ctx.world.broadcast(_emptied(data, default_spec(data)) if ctx.rank == 0 else None)
+    return template if isinstance(data, str) and data == NOTHING else data
+
+
+def _emptied(data: Any, spec: Any) -> Any:
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return data[:0]
+    if spec == "list":
+        return type(data)()
+    parts = children(data)
+    return data if parts is None else _rebuilt(data, [_emptied(p, default_spec(p)) for p in parts])
+
+
+def to_batch(data: Any, spec: Any, cut: Cut) -> Any:
+    """The global batch from this rank's part of it (or, of a probed one, from all of it)."""
+    if spec == "same":
+        return data
+    if spec == "rows":
+        rows = data.narrow(0, *own(cut.offsets)) if cut.whole else data
+        return Rows(rows, cut.offsets, 0)
+    if spec in ("list", "array"):
+        if cut.whole:
+            return data
+        parts = ctx.world.allgather(data)
+        if spec == "array":
+            return np.concatenate(parts)
+        return type(data)(e for part in parts for e in part)
+    return _rebuilt(data, [to_batch(p, s, cut) for p, s in zip(children(data) or [], spec, strict=True)])
+
+
+def length(data: Any) -> int:
+    """How many samples a plain batch seems to hold."""
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return len(data) if data.ndim else 1
+    parts = children(data)
+    return length(parts[0]) if parts else 1

@@ -1,0 +1,77 @@
+"""What every part of the PyTorch adapter shares: the ranks, the record, and where in the script we are.
+
+One object, ``ctx``, filled by ``install``. A rank runs the script in one thread (backward may run in PyTorch's own
+threads, one at a time), so plain attributes are enough.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
+
+
+class Split:
+    """The split call being run: the model sees plain local tensors and does not know."""
+
+    def __init__(self, offsets: Offsets, draws: list[tuple[int, int]] | None, empty: bool) -> None:
+        self.offsets = offsets
+        self.draws = draws  # for each dropout of the call in turn: (batch dimension, rows per sample)
+        self.drawn = 0
+        self.empty = empty  # this rank has no rows and computes on a stand-in row whose result is dropped
+
+
+class Context:
+    """See the module's docstring; ``ctx`` is the only instance."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+        self.record: Any = None
+        self.plan: dict = {}
+        self.rank = 0
+        self.size = 1
+        self.plain = False  # inside a split call or a backward: module calls and losses pass straight through
+        self.split: Split | None = None
+        self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
+        self.samples = 0  # handed out by loaders since the last step
+        self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
+
+    def note(self, event: str) -> None:
+        """Tell every trace under way that something other than row-by-row work happened."""
+        for trace in self.traces:
+            trace.events.append(event)
+
+
+ctx = Context()
+
+
+@lru_cache(maxsize=4096)
+def offsets_of(rows: int) -> Offsets:
+    """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row."""
+    each, more = divmod(rows, ctx.size)
+    return tuple(r * each + min(r, more) for r in range(ctx.size + 1))
+
+
+@lru_cache(maxsize=4096)
+def scaled(offsets: Offsets, k: int) -> Offsets:
+    """Offsets of a tensor that holds ``k`` rows for each row."""
+    return tuple(o * k for o in offsets)
+
+
+def own(offsets: Offsets) -> tuple[int, int]:
+    """This rank's first row and how many it has."""
+    lo = offsets[ctx.rank]
+    return lo, offsets[ctx.rank + 1] - lo
+
+
+def site() -> str:
+    """``file:line`` in the user's code that is running now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/torch/" not in name and "/oars/" not in name and not name.startswith("<"):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"

@@ -1,0 +1,193 @@
+"""DataLoaders: each rank reads its own samples of every global batch, the script sees the global batch.
+
+The sampler runs on every rank alike; its batches of indices are cut as they leave for the fetcher (in this process or
+in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
+batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
+mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
+iterable datasets and of ``batch_size=None``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import _utils as data_utils
+from torch.utils.data import dataloader as dataloader_
+
+from oars.adapt import random as random_
+from oars.adapt.torch import collate
+from oars.adapt.torch.collate import Cut
+from oars.adapt.torch.context import ctx, offsets_of, own
+
+_Iter: Any = dataloader_._BaseDataLoaderIter
+_Fetcher: Any = data_utils.fetch._MapDatasetFetcher
+_DEFAULT = (data_utils.collate.default_collate, data_utils.collate.default_convert)
+_plain = {name: getattr(_Iter, name) for name in ("__init__", "_reset", "_next_index", "__next__")}
+_fetch = _Fetcher.fetch
+_iter, _len = DataLoader.__iter__, DataLoader.__len__
+UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
+_ways: WeakKeyDictionary[DataLoader, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
+_private: Any = None
+_seeded_in: int | None = None
+
+
+def fetch(self: Any, index: Any) -> Any:
+    """Replaces the map-style fetcher's, here and in workers."""
+    if not isinstance(index, Cut):
+        return _fetch(self, index)
+    if index.whole:
+        return collate.probe(self, index)
+    if not index.mine():
+        return collate.NOTHING
+    if get_worker_info() is not None:
+        _seed_worker()
+        return _fetch(self, index.mine())
+    with _private:
+        return _fetch(self, index.mine())
+
+
+def _seed_worker() -> None:
+    """Once in a worker: what it draws for own samples must differ from what other ranks' workers draw."""
+    global _seeded_in
+    if _seeded_in == os.getpid() or ctx.rank == 0:
+        return
+    _seeded_in = os.getpid()
+    shift = ctx.rank * 1_000_003
+    random.seed(random.getrandbits(64) + shift)
+    torch.manual_seed((torch.initial_seed() + shift) % 2**63)
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        numpy.random.seed((int(numpy.random.randint(2**31)) + shift) % 2**32)
+
+
+# ---- the iterator -------------------------------------------------------------------------------------------------
+
+
+def iter_init(self: Any, loader: DataLoader) -> None:
+    """Replaces the iterators' ``__init__``: remember the loader."""
+    self._oars_loader, self._oars_queue = loader, deque()
+    _plain["__init__"](self, loader)
+
+
+def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
+    """Replaces ``_reset`` (persistent workers begin anew)."""
+    self._oars_queue = deque()
+    _plain["_reset"](self, loader, first_iter)
+
+
+def next_index(self: Any) -> Any:
+    """Replaces ``_next_index``: cut what the sampler gives."""
+    if not _by_number(self):
+        self._oars_queue.append(None)
+        return _plain["_next_index"](self)
+    indices = list(_plain["_next_index"](self))
+    offsets = offsets_of(len(indices))
+    if ctx.plan.get("batch") == "keep":
+        indices, offsets = _several(self, indices)
+    way, _ = _way(self)
+    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN))
+    return indices if way == WHOLE else cut
+
+
+def _several(self: Any, first: list) -> tuple[list, tuple]:
+    """``--batch keep``: as many of the sampler's batches as there are ranks make one global batch."""
+    parts = [first]
+    while len(parts) < ctx.size and (more := next(self._sampler_iter, None)) is not None:
+        parts.append(list(more))
+    sizes = [len(p) for p in parts] + [0] * (ctx.size - len(parts))
+    return [i for p in parts for i in p], tuple(sum(sizes[:r]) for r in range(ctx.size + 1))
+
+
+def _by_number(iterator: Any) -> bool:
+    return iterator._dataset_kind == dataloader_._DatasetKind.Map and iterator._auto_collation
+
+
+def _way(iterator: Any) -> tuple[str, Any]:
+    way = _ways.get(iterator._oars_loader)
+    return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
+
+
+def iter_next(self: Any) -> Any:
+    """Replaces ``__next__``: a rank's rows become the global batch."""
+    data = _plain["__next__"](self)
+    cut = self._oars_queue.popleft()
+    if cut is None:
+        ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "
+                          "every rank; computing is still split")
+        ctx.samples += collate.length(data)
+        return data
+    ctx.samples += len(cut.indices)
+    way, spec = _way(self)
+    if cut.whole:
+        every, spec = data
+        return _probed(self, every, spec, cut)
+    if way == WHOLE:
+        return data if not isinstance(data, str) and len(cut.indices) == collate.length(data) else _refetch(self, cut)
+    if cut.offsets[-1] < ctx.size:
+        data = collate.with_template(data)
+    if self._collate_fn in _DEFAULT:
+        spec = collate.default_spec(data)
+    elif not collate.alike(data, spec):
+        return _not_by_row(self, _refetch(self, cut))
+    return collate.to_batch(data, spec, cut)
+
+
+def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
+    """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
+    specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
+    if any(s is None or s != specs[0] for s in specs):
+        return _not_by_row(self, every)
+    if _way(self)[0] == WHOLE:
+        return every
+    _ways[self._oars_loader] = (BY_ROW, specs[0])
+    return collate.to_batch(every, specs[0], cut)
+
+
+def _not_by_row(self: Any, every: Any) -> Any:
+    _ways[self._oars_loader] = (WHOLE, None)
+    name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
+    ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts or mixes): every rank reads them whole; "
+                      "computing is still split")
+    return every
+
+
+def _refetch(self: Any, cut: Cut) -> Any:
+    fetcher = dataloader_._DatasetKind.create_fetcher(
+        self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+    return _fetch(fetcher, cut.indices)
+
+
+# ---- the loader ---------------------------------------------------------------------------------------------------
+
+
+def loader_iter(self: DataLoader) -> Any:
+    """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree."""
+    prints = ctx.world.allgather(random_.fingerprint())
+    if any(p != prints[0] for p in prints):
+        ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
+                          "go on from the first rank's")
+        random_.restore(ctx.world.broadcast(random_.state() if ctx.rank == 0 else None))
+    return _iter(self)
+
+
+def loader_len(self: DataLoader) -> int:
+    """Replaces ``DataLoader.__len__``: with ``--batch keep`` there are fewer, larger batches."""
+    n = _len(self)
+    return -(-n // ctx.size) if ctx.plan.get("batch") == "keep" else n
+
+
+def install() -> None:
+    """Patch the loader, its iterators and the fetcher."""
+    global _private
+    _private = random_.Private(ctx.rank, ctx.plan["seed"])
+    _Fetcher.fetch = fetch
+    _Iter.__init__, _Iter._reset, _Iter._next_index, _Iter.__next__ = iter_init, iter_reset, next_index, iter_next
+    DataLoader.__iter__ = loader_iter  # type: ignore[method-assign]
+    DataLoader.__len__ = loader_len  # type: ignore[method-assign]

@@ -1,0 +1,146 @@
+"""Batch normalisation over the global batch: one small message per layer and direction.
+
+Forward, every rank sends its count, means and variances; backward, two sums per channel. The normalising itself is
+PyTorch's own kernel with the global statistics. On data that all ranks hold alike (a replicated model) the result is
+the plain one, since the statistics of N copies are those of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from oars.adapt.torch import wire
+from oars.adapt.torch.context import ctx
+from oars.adapt.torch.rows import FUNCTIONAL, Rows, Unsplit
+
+_plain = F.batch_norm
+
+
+def _per_channel(x: torch.Tensor) -> list[int]:
+    return [d for d in range(x.dim()) if d != 1]
+
+
+def _shaped(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return v.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+def _statistics(x: torch.Tensor, empty: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean, biased variance and number of values per channel over all ranks (float64 message, exact counts)."""
+    dims = _per_channel(x)
+    count = 0 if empty else x.numel() // max(x.shape[1], 1)
+    message = torch.zeros(ctx.size, 2 * x.shape[1] + 1, dtype=torch.float64)
+    if count:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        var, mean = torch.var_mean(wide, dims, unbiased=False)
+        message[ctx.rank] = torch.cat([mean.cpu().double(), var.cpu().double(), torch.tensor([float(count)])])
+    ctx.world.allreduce(message.numpy())  # each rank fills its own line
+    means, variances, counts = message[:, : x.shape[1]], message[:, x.shape[1] : -1], message[:, -1:]
+    every = counts.sum()
+    mean = (means * counts).sum(0) / every
+    var = ((variances + (means - mean) ** 2) * counts).sum(0) / every
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return mean.to(x.device, dtype), var.to(x.device, dtype), int(every)
+
+
+class GlobalBatchNorm(torch.autograd.Function):
+    """Normalise with the statistics of all ranks' rows."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor,
+                count: int, eps: float, empty: bool) -> torch.Tensor:
+        context.save_for_backward(x, weight, bias, mean, var)
+        context.count, context.eps, context.empty = count, eps, empty
+        return _plain(x, mean, var, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        x, weight, bias, mean, var = context.saved_tensors
+        if torch.is_grad_enabled():  # a backward that will itself be differentiated: plain differentiable steps
+            with torch.enable_grad():
+                out = _composed(x, weight, bias, context.count, context.eps, context.empty)
+                wanted = [t for t in (x, weight, bias) if t is not None]
+                grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            return (*[None if t is None else next(grads) for t in (x, weight, bias)], *[None] * 5)
+        invstd = (var + context.eps).rsqrt()
+        dims = _per_channel(x)
+        wide = grad.to(mean.dtype)
+        centred = x.to(mean.dtype) - _shaped(mean, x)
+        if context.empty:
+            wide = wide * 0
+        of_bias = wide.sum(dims)
+        of_weight = (wide * centred).sum(dims) * invstd
+        sums = wire.allreduce(torch.stack([of_bias, of_weight])) / context.count
+        scale = invstd if weight is None else invstd * weight
+        of_x = (wide - _shaped(sums[0], x) - centred * _shaped(sums[1] * invstd, x)) * _shaped(scale, x)
+        return (of_x.to(x.dtype), None if weight is None else of_weight.to(weight.dtype),
+                None if bias is None else of_bias.to(bias.dtype), *[None] * 5)
+
+
+def _composed(x: torch.Tensor, weight: Any, bias: Any, count: int, eps: float, empty: bool) -> torch.Tensor:
+    """The same from differentiable pieces."""
+    dims = _per_channel(x)
+    kept = x * 0 if empty else x
+    mean = wire.Sum.apply(kept.sum(dims)) / count
+    centred = x - _shaped(mean, x)
+    var = wire.Sum.apply((centred * 0 if empty else centred).square().sum(dims)) / count
+    out = centred * _shaped((var + eps).rsqrt(), x)
+    if weight is not None:
+        out = out * _shaped(weight, x) + _shaped(bias, x)
+    return out
+
+
+@torch.compiler.disable
+def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any,
+                      momentum: float, eps: float) -> torch.Tensor:
+    """Training-mode batch normalisation of this rank's rows of a global batch."""
+    empty = ctx.split is not None and ctx.split.empty or x.shape[0] == 0
+    with torch.no_grad():
+        mean, var, count = _statistics(x.detach(), empty)
+        if count <= 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got {count} over all ranks")
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+    return GlobalBatchNorm.apply(x, weight, bias, mean, var, count, eps, empty)
+
+
+@torch.compiler.disable
+def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float,
+                     eps: float) -> torch.Tensor:
+    """``--local-batchnorm``: own rows' statistics; running ones averaged over ranks."""
+    out = _plain(x, running_mean, running_var, weight, bias, True, momentum, eps)
+    if running_mean is not None:
+        with torch.no_grad():
+            both = wire.allreduce(torch.stack([running_mean, running_var])) / ctx.size
+            running_mean.copy_(both[0])
+            running_var.copy_(both[1])
+    return out
+
+
+def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+               training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
+    """nn.functional.batch_norm, over the global batch where the input is rows of one."""
+    if isinstance(input, Rows) and input.dim_ == 0 and input.local.dim() >= 2:
+        local = batch_norm(input.local, running_mean, running_var, weight, bias, training, momentum, eps) \
+            if not training else _train(input.local, running_mean, running_var, weight, bias, momentum, eps)
+        return Rows(local, input.offsets, 0)
+    if training and ctx.plain:
+        return _train(input, running_mean, running_var, weight, bias, momentum, eps)
+    return _plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _train(*args: Any) -> torch.Tensor:
+    return (local_batch_norm if ctx.plan.get("local_batchnorm") else global_batch_norm)(*args)
+
+
+def _gathered_rule(func: Any, args: tuple, kwargs: dict) -> Any:
+    raise Unsplit
+
+
+def install() -> None:
+    """Patch nn.functional.batch_norm."""
+    F.batch_norm = batch_norm
+    FUNCTIONAL["batch_norm"] = _gathered_rule

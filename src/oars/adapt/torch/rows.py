@@ -1,0 +1,233 @@
+"""Rows: a tensor with the global shape of which this rank holds its own rows.
+
+Operations are caught before autograd (``__torch_function__``): each has a rule (``rules.py``) that says what to do on
+own rows, and what has no rule is gathered, then done on the plain whole tensor. Autograd sees only plain local tensors
+and the few functions of ``wire.py``.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from oars.adapt.torch import wire
+from oars.adapt.torch.context import Offsets, ctx, own, site
+
+RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
+FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
+enter: Callable[[torch.Tensor], None] = lambda x: None  # told of plain tensors with gradients that meet rows
+
+
+class Unsplit(Exception):
+    """Raised by a rule that cannot work on own rows: gather instead."""
+
+
+class BatchSize(int):
+    """The batch's size as a traced model sees it: notices when the model uses it for more than shapes.
+
+    ``x / x.size(0)`` inside a model means the global batch; on plain local rows it would be another number. So a
+    traced call that does arithmetic with it is not run on plain local tensors.
+    """
+
+    def __mul__(self, other: Any) -> Any:
+        return BatchSize(int(other) * int.__int__(self)) if isinstance(other, int) else self._used("__mul__", other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return BatchSize(int.__int__(self) // other) if isinstance(other, int) else self._used("__floordiv__", other)
+
+    def _used(self, op: str, *args: Any) -> Any:
+        ctx.note("size")
+        return getattr(int.__int__(self), op)(*args)
+
+    def __eq__(self, other: Any) -> bool:
+        return int.__eq__(self, other) if isinstance(other, BatchSize) else self._used("__eq__", other)
+
+    def __ne__(self, other: Any) -> bool:
+        return int.__ne__(self, other) if isinstance(other, BatchSize) else self._used("__ne__", other)
+
+    __hash__ = int.__hash__
+
+
+def _noticing(op: str) -> Callable:
+    return lambda self, *args: self._used(op, *args)
+
+
+for _op in (
+    "add radd sub rsub truediv rtruediv rfloordiv mod rmod pow rpow lt le gt ge neg bool float int str repr format"
+).split():
+    setattr(BatchSize, f"__{_op}__", _noticing(f"__{_op}__"))
+
+
+class Rows(torch.Tensor):
+    """A global tensor cut along ``dim``: rank r holds rows offsets[r]..offsets[r+1] as ``local``."""
+
+    local: torch.Tensor
+    offsets: Offsets
+    dim_: int
+
+    @staticmethod
+    def __new__(cls: type, local: torch.Tensor, offsets: Offsets, dim: int = 0) -> Rows:
+        shape = list(local.shape)
+        shape[dim] = offsets[-1]
+        rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        rows.local, rows.offsets, rows.dim_ = local, offsets, dim
+        for trace in ctx.traces:
+            trace.made.append(weakref.ref(rows))
+        return rows
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        shape = list(self.local.shape)
+        shape[self.dim_] = BatchSize(self.offsets[-1]) if ctx.traces else self.offsets[-1]
+        return torch.Size(shape)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name == "__get__" or name == "__set__":
+            return _attribute(name, func.__self__.__name__, func, args)
+        if torch.is_grad_enabled():
+            for a in args:
+                if isinstance(a, torch.Tensor) and not isinstance(a, Rows) and a.requires_grad:
+                    enter(a)
+        rule = None
+        if getattr(func, "__module__", None) == "torch.nn.functional":
+            rule = FUNCTIONAL.get(name)
+        rule = rule or RULES.get(name)
+        if rule is not None:
+            try:
+                return rule(func, args, kwargs)
+            except Unsplit:
+                pass
+        return gathered(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        # Reached only by code that goes around __torch_function__ (C++ extensions and the like), below autograd.
+        def plain(a: Any) -> Any:
+            if isinstance(a, Rows):
+                if a.local.requires_grad and torch.is_grad_enabled():
+                    raise RuntimeError(f"oars: {func} bypasses PyTorch's overrides on a tensor that needs gradients")
+                return whole(a, str(func))
+            return a
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+    def __deepcopy__(self, memo: dict) -> Rows:
+        if not self.local.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                               "protocol at the moment.")
+        return Rows(self.local.detach().clone().requires_grad_(self.local.requires_grad), self.offsets, self.dim_)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = whole(self, "pickle")
+        return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
+
+
+def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
+    """Tensors in ``out`` (a tensor, or a tuple or named tuple of them) become rows cut along ``dim``."""
+    if isinstance(out, torch.Tensor):
+        return Rows(out, offsets, dim)
+    if isinstance(out, tuple):
+        parts = [wrap(o, offsets, dim) for o in out]
+        return type(out)(parts) if type(out) is not tuple else tuple(parts)
+    if isinstance(out, list):
+        return [wrap(o, offsets, dim) for o in out]
+    return out
+
+
+def whole(x: Rows, op: str) -> torch.Tensor:
+    """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
+    ctx.note(f"gather {op}")
+    began = time.perf_counter()
+    out = wire.Gather.apply(x.local, x.offsets, x.dim_)
+    ctx.record.gather(f"{site()} {op}", time.perf_counter() - began, out.nbytes)
+    return out
+
+
+def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
+    """This rank's rows of a plain tensor that all ranks hold alike."""
+    if ctx.traces and x.stride(dim) != 0:
+        # Made inside a traced model from the batch's size: fine on plain local rows only if all rows are alike.
+        if (x.is_leaf and x.requires_grad) or not bool((x.detach() == x.detach().narrow(dim, 0, 1)).all()):
+            ctx.note("made rows")
+    return x.narrow(dim, *own(offsets))
+
+
+def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Do ``func`` on plain whole tensors; write back what it changed in place."""
+    name = func.__name__.strip("_")
+    changed: list[tuple[Rows, torch.Tensor]] = []
+
+    def plain(a: Any) -> Any:
+        if not isinstance(a, Rows):
+            return a
+        full = whole(a, name)
+        changed.append((a, full))
+        return full
+
+    inplace = (func.__name__.endswith("_") and not func.__name__.endswith("__")) or func.__name__ in _INPLACE
+    if not inplace and "out" not in kwargs:
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+    versions: list[int] = []
+    args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
+    versions = [full._version for _, full in changed]
+    out = func(*args, **kwargs)
+    for (rows, full), version in zip(changed, versions, strict=True):
+        if full._version != version:
+            rows.local = full.narrow(rows.dim_, *own(rows.offsets))
+            out = rows if out is full else out
+    return out
+
+
+_INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",
+            "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imod__", "__ifloordiv__"}
+_SAME = {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout", "is_cuda", "is_cpu", "is_sparse", "name",
+         "is_quantized", "is_meta", "is_mkldnn", "is_nested", "is_mps", "is_xpu", "itemsize", "output_nr", "_version",
+         "retains_grad", "is_sparse_csr", "_backward_hooks", "is_xla", "is_mtia", "is_ipu", "is_vulkan", "is_maia",
+         "_grad_fn", "volatile", "grad_dtype", "_post_accumulate_grad_hooks"}
+
+
+def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
+    """``x.name`` and ``x.name = value`` of rows."""
+    x = args[0]
+    if kind == "__set__":
+        value = args[1]
+        if name == "data":
+            if isinstance(value, Rows):
+                x.local.data = value.local
+            else:
+                x.local.data = cut(value, x.offsets, x.dim_)
+        elif name == "grad":
+            x.local.grad = None if value is None else value.local * ctx.size
+        elif name in _SAME:
+            func(x.local, value)
+        else:
+            raise AttributeError(f"oars: cannot set .{name} of a batch")
+        return None
+    if name in _SAME:
+        return func(x.local)
+    if name == "ndim":
+        return x.local.dim()
+    if name == "shape":
+        return x.shape
+    if name == "nbytes":
+        return x.numel() * x.local.element_size()
+    if name in ("grad", "_grad"):
+        return None if x.local.grad is None else Rows(x.local.grad / ctx.size, x.offsets, x.dim_)
+    if name in ("data", "real", "imag"):
+        return Rows(func(x.local), x.offsets, x.dim_)
+    if name == "T" and x.local.dim() == 2 or name in ("mT", "mH", "H"):
+        last = x.local.dim() - 1
+        return Rows(func(x.local), x.offsets, {last: last - 1, last - 1: last}.get(x.dim_, x.dim_))
+    if name == "_base":
+        return None
+    return func(whole(x, name))

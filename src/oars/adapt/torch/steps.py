@@ -1,0 +1,89 @@
+"""Steps: what the run's record is told after every optimizer step, and where ``oars verify`` stops a script."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import torch
+
+from oars.adapt.torch.context import ctx
+
+_params: list[torch.Tensor] = []
+_loss: Any = None
+
+
+def install(torch_: Any, gradients: Any) -> None:
+    """Hook into every optimizer; on one rank also into backward and loaders, only to count."""
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        loss = _loss
+        if gradients is not None:
+            gradients.stepped()
+            loss = gradients.last_loss
+        ctx.record.step(loss, ctx.samples)
+        ctx.samples = 0
+        if ctx.record.steps == ctx.plan.get("stop_after"):
+            _leave_weights()
+            raise SystemExit(0)
+
+    register_optimizer_step_post_hook(stepped)
+    add = Optimizer.add_param_group
+
+    def add_param_group(self: Any, group: dict) -> None:
+        add(self, group)
+        for p in self.param_groups[-1]["params"]:
+            if not any(p is q for q in _params):
+                _params.append(p)
+            if gradients is not None:
+                gradients.track(p)
+
+    Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+    if gradients is None:
+        _count_only()
+
+
+def _count_only() -> None:
+    """One rank: nothing is changed; the loss of each backward and the size of each batch are noted."""
+    from torch.utils.data import dataloader
+
+    backward, step = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
+
+    def noting_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        global _loss
+        backward(tensors, *args, **kwargs)
+        if isinstance(tensors, torch.Tensor) and tensors.dim() == 0:
+            _loss = tensors.detach()
+
+    def noting_next(self: Any) -> Any:
+        data = step(self)
+        first = data
+        while isinstance(first, (list, tuple, dict)) and first:
+            first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+        ctx.samples += len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
+        return data
+
+    torch.autograd.backward = noting_backward  # type: ignore[assignment]
+    dataloader._BaseDataLoaderIter.__next__ = noting_next  # type: ignore[method-assign]
+
+
+def _leave_weights() -> None:
+    """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
+    import numpy as np
+
+    arrays = [p.detach().float().cpu().numpy() for p in _params]
+    if ctx.record.voice:
+        np.savez(ctx.record.folder / "weights.npz", *arrays)
+    digest(arrays)
+
+
+def digest(arrays: Any = None) -> None:
+    """Write this rank's digest of all weights that optimizers have seen."""
+    arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _params]
+    whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+    path = ctx.record.folder / f"weights-digest-{ctx.rank}.txt"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(fd, whole.encode())
+    os.close(fd)

@@ -1,0 +1,81 @@
+"""Tensors between ranks, with autograd.
+
+The one convention of all backward passes here: of a tensor that all ranks hold alike, the true gradient is the *mean*
+of the ranks' gradients; of rows, a rank holds N times the true gradient of its own. So gradients of parameters are
+averaged at the end, exact for what came through rows and for what every rank computed alike (weight penalties), and
+the backward of a sum over ranks is a sum over ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from oars.adapt.torch.context import Offsets, ctx, own
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+_COMPLEX = {torch.complex64, torch.complex128}
+
+
+def allreduce(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """A new tensor: ``x`` combined over all ranks."""
+    if x.dtype in _COMPLEX:
+        return torch.view_as_complex(allreduce(torch.view_as_real(x), op))
+    buffer = x.detach().to("cpu", _WIDER.get(x.dtype, x.dtype), memory_format=torch.contiguous_format, copy=True)
+    ctx.world.allreduce(buffer.numpy(), op)
+    return buffer.to(x.device, x.dtype)
+
+
+def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
+    """Every rank's rows of ``x`` joined along ``dim``; rank r holds offsets[r+1]-offsets[r] of them."""
+    rows = x.detach().movedim(dim, 0).to("cpu").contiguous()
+    shape, dtype = rows.shape[1:], rows.dtype
+    width = rows.element_size() * int(np.prod(shape, dtype=np.int64))
+    counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+    if width == 0:
+        whole = rows.new_empty((offsets[-1], *shape))
+    else:
+        flat = rows.reshape(-1).view(torch.uint8).reshape(len(rows), width).numpy()
+        whole = torch.from_numpy(ctx.world.allgather_rows(flat, counts)).reshape(-1).view(dtype)
+        whole = whole.reshape(offsets[-1], *shape)
+    whole = whole.movedim(0, dim) if dim else whole
+    return whole.to(x.device) if dim == 0 else whole.contiguous().to(x.device)
+
+
+class Sum(torch.autograd.Function):
+    """Sum over ranks; its backward is the same."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return allreduce(x)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return Sum.apply(grad)
+
+
+class Mean(torch.autograd.Function):
+    """Mean over ranks; its backward is the same."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return allreduce(x) / ctx.size
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return Mean.apply(grad)
+
+
+class Gather(torch.autograd.Function):
+    """Rows become the whole tensor on every rank; backward sums over ranks and keeps own rows."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
+        context.offsets, context.dim = offsets, dim
+        return allgather(x, offsets, dim)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return Sum.apply(grad).narrow(context.dim, *own(context.offsets)), None, None
