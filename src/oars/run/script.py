@@ -1,0 +1,94 @@
+"""Runs the user's script as ``python script.py`` or ``python -m package.module`` would, inside this process.
+
+The script's module is the real ``__main__`` (so classes it defines pickle, and multiprocessing's children find
+it), its tracebacks begin at its own first line, and its end gives the exit code Python would give.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import io
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def run_script(script: str, args: list[str], module: bool, failed: Callable[[BaseException], None]) -> int:
+    """Run to the end and return the exit code; an exception that ends it is given to ``failed`` to be printed."""
+    try:
+        code, main = _load_module(script, args) if module else _load_file(script, args)
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit as end:
+        return exit_code(end.code)
+    except BaseException as error:
+        failed(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def exit_code(code: Any) -> int:
+    """What ``sys.exit(code)`` exits with; a message is printed."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _load_file(script: str, args: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+    sys.argv = [script, *args]
+    path = os.path.abspath(script)  # what Python gives as __file__ and in tracebacks
+    _first_on_path(os.path.dirname(os.path.realpath(script)))
+    main = _new_main(path, importlib.machinery.SourceFileLoader("__main__", path))
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True), main
+
+
+def _load_module(name: str, args: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+    sys.argv = ["-m", *args]
+    _first_on_path(os.getcwd())
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(name + ".__main__")
+    if spec is None or spec.loader is None or spec.origin is None:
+        raise ImportError(f"No module named {name}")
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    sys.argv[0] = spec.origin
+    main = _new_main(spec.origin, spec.loader)
+    main.__spec__, main.__package__ = spec, spec.parent
+    main.__dict__["__cached__"] = spec.cached
+    return code, main
+
+
+def _new_main(path: str, loader: Any) -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __loader__=loader, __builtins__=sys.modules["builtins"], __annotations__={},
+                         __cached__=None)
+    return main
+
+
+def _first_on_path(folder: str) -> None:
+    """sys.path[0], which now says how this process was started, becomes the script's."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def print_error(error: BaseException) -> None:
+    """Print the traceback as Python does, through the script's own excepthook, without the frames of this file."""
+    trace = error.__traceback__
+    while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or _is_machinery(trace)):
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.last_exc = error  # type: ignore[attr-defined]
+    sys.excepthook(type(error), error, trace)
+
+
+def _is_machinery(trace: types.TracebackType) -> bool:
+    """Import machinery above the first line of a package: plain Python hides it too."""
+    return "importlib" in trace.tb_frame.f_code.co_filename and trace.tb_next is not None

@@ -1,0 +1,287 @@
+"""The supervisor: starts the ranks, shows the voice, watches for the end, and leaves no process behind.
+
+It never talks to ranks but through the run folder: ``pid-<r>`` says that a rank is there, ``exit-<r>.json`` how its
+script ended, ``error-<r>.json`` with what traceback, ``interrupted-<r>`` that it took a Ctrl-C. Ranks live in a
+session of their own, so that the terminal's Ctrl-C reaches only this process, which decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from oars.run import launch
+from oars.run.plan import UsageError
+from oars.run.screen import Screen
+from oars.run.stdin import VARIABLE as STDIN_VARIABLE
+from oars.run.stdin import StdinServer
+
+POLL = 0.02  # seconds between looks at the voice's output
+OTHERS_MAY_FAIL_TOO = 1.0  # after the first failure: ranks that fail alike get to say so, the voice above all
+ALL_GONE = 4.0  # after the first failure
+TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
+TERM_TO_KILL = 2.0
+
+
+class Supervisor:
+    """One run, from the first process to the last."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
+        self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
+        self.screen = Screen(folder, show, quiet)
+        self.signals: list[int] = []
+        self.stopped_by: int | None = None
+        self.first_failure: float | None = None
+        self.seen: set[str] = set()
+        self.stdin: StdinServer | None = None
+        self.process: subprocess.Popen | None = None
+
+    def run(self) -> int:
+        """Run to the end and return the exit code; errors have been shown, the closing line has not."""
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, lambda got, frame: self.signals.append(got)) for number in caught}
+        try:
+            self._start()
+            self._watch()
+            self.screen.update()
+            self.screen.erase()
+            return self._verdict()
+        except BrokenPipeError:  # nobody reads our output any more: as `python train.py | head` ends
+            self._kill_all()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 128 + signal.SIGPIPE
+        except BaseException:
+            self._kill_all()
+            raise
+        finally:
+            if self.stdin is not None:
+                self.stdin.close()
+            for name in os.listdir(self.folder):
+                if re.match(r"(pid|interrupted)-\d+$|exit-\d+\.json$", name):
+                    os.unlink(self.folder / name)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> None:
+        env = launch.rank_environment(self.folder, self.plan)
+        if self.ranks == 1:
+            with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / "rank-0.err", "ab") as err:
+                self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
+            return
+        mpirun = launch.mpirun_command(Path(self.plan["mpirun"]), self.plan["mpi"], self.ranks, self.plan["cores"])
+        self.stdin = StdinServer()
+        env[STDIN_VARIABLE] = self.stdin.path
+        with open(self.folder / "mpirun.log", "ab") as log:
+            self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                  env=env)
+
+    def _watch(self) -> None:
+        """Until the ranks are gone: show the voice, look for failures, obey signals."""
+        assert self.process is not None
+        interrupted_at: float | None = None
+        looked_at = 0.0
+        wake: list[Any] = [self.stdin.socket] if self.stdin is not None else []
+        end = _pidfd(self.process.pid)
+        if end is not None:
+            wake.append(end)
+        while self.process.poll() is None:
+            ready, _, _ = select.select(wake, [], [], POLL)
+            if self.stdin is not None and self.stdin.socket in ready:
+                self.stdin.serve()
+            self.screen.update()
+            now = time.monotonic()
+            if now - looked_at >= 0.1:
+                looked_at, self.seen = now, set(os.listdir(self.folder))
+            while self.signals:
+                number = self.signals.pop(0)
+                if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
+                    self.stopped_by = self.stopped_by or number
+                    return self._kill_all()
+                interrupted_at, self.stopped_by = now, number
+                self._interrupt()
+            if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
+                return self._kill_all()
+            if self._failed_for(now):
+                return self._kill_all()
+        if end is not None:
+            os.close(end)
+
+    def _all(self, pattern: str) -> bool:
+        return all(pattern.format(rank) in self.seen for rank in range(self.ranks))
+
+    def _failed_for(self, now: float) -> bool:
+        """Whether a rank has failed long enough ago that the others must go."""
+        if self.ranks == 1:
+            return False
+        if self.first_failure is None:
+            if any(name.startswith("error-") for name in self.seen) or any(_exits(self.folder, self.seen).values()):
+                self.first_failure = now
+            return False
+        grace = ALL_GONE if self._all("exit-{}.json") else OTHERS_MAY_FAIL_TOO
+        return now - self.first_failure > grace
+
+    def _interrupt(self) -> None:
+        for rank in range(self.ranks):
+            try:
+                os.kill(int((self.folder / f"pid-{rank}").read_text()), signal.SIGINT)
+            except (OSError, ValueError):
+                pass
+
+    def _kill_all(self) -> None:
+        """No process of this run is left when this returns."""
+        process = self.process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            deadline = time.monotonic() + TERM_TO_KILL
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        sweep(self.folder)
+
+    def _verdict(self) -> int:
+        """The exit code, having said why."""
+        assert self.process is not None
+        seen = set(os.listdir(self.folder))
+        exits, errors = _exits(self.folder, seen), _errors(self.folder, seen)
+        for error in errors.values():
+            if "usage" in error:
+                raise UsageError(error["usage"])
+        orderly = len(exits) == self.ranks and self.process.returncode in (0, exits.get(0))
+        if not orderly:
+            sweep(self.folder)
+        if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
+            return 128 + self.stopped_by
+        if errors:
+            self._show_error(errors)
+            return exits.get(min(errors), 1) or 1
+        if orderly and not any(exits.values()):
+            return 0
+        if exits.get(0) and orderly:
+            return exits[0]
+        return self._explain(exits, seen)
+
+    def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
+        """A traceback, once: the voice's own is on the screen already."""
+        rank = min(errors)
+        if rank != 0:
+            self.screen.say(f"rank {rank} of {self.ranks} failed:")
+            self.screen.write(2, errors[rank]["text"].encode())
+        elif self.ranks > 1:
+            self.screen.say(f"rank 0 of {self.ranks} failed")
+
+    def _explain(self, exits: dict[int, int], seen: set[str]) -> int:
+        """A rank died without a word, or with a code of its own: which, and how."""
+        assert self.process is not None
+        code = self.process.returncode
+        of = f" of {self.ranks}" if self.ranks > 1 else ""
+        told = [(code, rank) for rank, code in exits.items() if code]
+        if told:
+            code, rank = told[0]
+            self.screen.say(f"rank {rank}{of} exited with code {code}")
+            return code
+        log = _read(self.folder / "mpirun.log")
+        killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
+        if self.ranks == 1 and code < 0:
+            rank, number = 0, -code
+        elif killed:
+            rank, number = int(killed[1]), int(killed[2])
+        elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
+            self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
+            last = (log + _read(self.folder / "rank-0.err")).splitlines()[-20:]
+            self.screen.write(2, "".join(line + "\n" for line in last).encode())
+            return code or 1
+        else:
+            missing = [rank for rank in range(self.ranks) if rank not in exits]
+            rank = missing[0] if missing else 0
+            self.screen.say(f"rank {rank}{of} ended without a word (exit code {code}), see {self.folder}/mpirun.log")
+            return code or 1
+        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        self.screen.say(f"rank {rank}{of} was killed by {name}")
+        return 128 + number
+
+
+def sweep(folder: Path) -> None:
+    """Kill every process on this host that was started for this run: workers and other children too."""
+    mark = f"OARS_RUN_FOLDER={folder.resolve()}".encode()
+    for _ in range(50):
+        found = [pid for pid in _processes() if mark in _environment(pid)]
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.02)
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _popen(command: list[str], **how: Any) -> subprocess.Popen:
+    """A child in a session of its own, that ends when this process is killed."""
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent(), **how)
+
+
+def _die_with_parent() -> Any:
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        return lambda: prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def _pidfd(pid: int) -> int | None:
+    """A descriptor that wakes ``select`` when the process ends, where the system has such."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _exits(folder: Path, seen: set[str]) -> dict[int, int]:
+    return {rank: int(told["code"]) for rank, told in _told(folder, seen, "exit").items()}
+
+
+def _errors(folder: Path, seen: set[str]) -> dict[int, dict[str, Any]]:
+    return _told(folder, seen, "error")
+
+
+def _told(folder: Path, seen: set[str], kind: str) -> dict[int, dict[str, Any]]:
+    """What ranks wrote down about their end, by rank."""
+    told = {}
+    for name in seen:
+        match = re.fullmatch(kind + r"-(\d+)\.json", name)
+        if match:
+            told[int(match[1])] = json.loads((folder / name).read_text())
+    return dict(sorted(told.items()))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
