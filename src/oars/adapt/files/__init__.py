@@ -1,0 +1,108 @@
+"""One voice (clause 6): of N ranks that run the same script, one rank's files are real.
+
+The *voice* writes where the script says. Every other rank writes into a private overlay, a temporary folder
+removed at exit, and reads back what it wrote. What such a rank sees is the file system as it was for the run, plus
+its own changes, minus the voice's: a rank that comes later must find no file that the voice, being faster, has
+made, or it would take another branch. ``voice.py`` keeps the originals, ``view.py`` looks past the voice's
+changes, ``overlay.py`` makes the rank's own, ``patches.py`` puts it all under Python's file functions:
+
+=============================================== ==================================== ===================================
+patched                                         on the voice                         on the other ranks
+=============================================== ==================================== ===================================
+``open``, ``io.open``, ``os.open``              writes down what was there first     overlay if it may write, else view
+``os.mkdir rmdir unlink remove rename replace   writes down what was there first     overlay
+link symlink truncate``
+``os.chmod chown lchown utime setxattr          -                                    overlay
+removexattr``
+``os.stat lstat access readlink listdir         -                                    view
+scandir statvfs getxattr listxattr``
+``os.chdir fchdir getcwd getcwdb``              -                                    can enter its folders
+``tempfile`` (names it invents itself)          -                                    real files, removed at the end
+``shutil.rmtree``                               goes by names, not descriptors       goes by names, not descriptors
+``torch.save``, ``torch.jit.save/load``,        writes down what was there first     given the path in the overlay
+``from_file``; ``sqlite3.connect``;
+``h5py.File``
+``import`` of a module the script wrote         -                                    finds the rank's own
+=============================================== ==================================== ===================================
+
+All of ``os.path``, ``pathlib``, ``shutil``, ``glob``, ``gzip``, ``zipfile``, ``logging``, NumPy, Pillow, matplotlib
+and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, ``/proc``, ``/sys``, descriptors,
+compiler caches and the run folder are the same for all. Not caught: files that other programs write (they are
+seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time by the voice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import getpass
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from oars.adapt.files import outside, patches, real
+from oars.adapt.files.imports import when_imported
+from oars.adapt.files.ledger import Ledger
+from oars.adapt.files.overlay import Overlay
+from oars.adapt.files.voice import Voice
+
+_side: Voice | Overlay | None = None
+
+
+def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, ...] = ()) -> None:
+    """Make this process's files the run's (``voice``) or its own; ``same_for_all``: folders real on every rank."""
+    global _side
+    real.makedirs(shared_dir, exist_ok=True)
+    shared = real.realpath(shared_dir)
+    ledger = Ledger(shared + "/ledger")
+    through = _same_for_all([shared, str(shared_dir), *map(str, same_for_all)])
+    if voice:
+        _side = Voice(shared, ledger, through)
+        patches.install_voice(_side)
+    else:
+        root = real.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
+        _side = Overlay(root, shared, ledger, [*through, root + "/"])
+        atexit.register(_remove, _side, os.getpid())
+        patches.install_overlay(_side)
+    redirect = outside.redirect_for(_side)
+    when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
+    when_imported("h5py", lambda module: outside.patch_h5py(module, redirect))
+
+
+def patch_torch(torch: ModuleType) -> None:
+    """The functions of PyTorch that open files in C++; does nothing on one rank."""
+    if _side is not None:
+        outside.patch_torch(torch, outside.redirect_for(_side))
+
+
+def _same_for_all(folders: list[str]) -> list[str]:
+    """Folders, each with a slash at its end, that no rank overlays."""
+    # Compilers run as other programs and must see their sources; these caches are made for many processes at once.
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    home = os.path.expanduser("~")
+    environ = os.environ.get
+    folders += [
+        environ("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}",
+        environ("TRITON_CACHE_DIR") or f"{home}/.triton",
+        environ("TORCH_EXTENSIONS_DIR") or f"{home}/.cache/torch_extensions",
+    ]
+    spelled = [os.path.abspath(folder) for folder in folders]
+    every = [*spelled, *map(real.realpath, spelled), "/dev", "/proc", "/sys"]
+    return sorted({folder.rstrip("/") + "/" for folder in every})
+
+
+def _remove(overlay: Overlay, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child
+        return
+    for path in overlay.temporaries():
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            real.unlink(path)
+    shutil.rmtree(overlay.root, ignore_errors=True)  # all below it; the folder itself stands in a real one
+    with contextlib.suppress(OSError):
+        real.rmdir(overlay.root)

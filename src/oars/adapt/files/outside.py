@@ -1,0 +1,107 @@
+"""Libraries that open files by themselves, in C or C++: they are handed the real path that stands for the script's.
+
+PyTorch's writer and mapped storages, SQLite, HDF5. Others (safetensors, NetCDF, OpenCV) cannot be caught in
+general: what they write is real on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from oars.adapt.files.overlay import Overlay
+from oars.adapt.files.voice import LIMIT, Voice
+
+Redirect = Callable[[Any, str], str]  # (path, "r" | "w" | "a") -> the real path to open
+
+
+def redirect_for(side: Voice | Overlay) -> Redirect:
+    """How paths are handed on: the voice writes down the change and keeps the path, others get their mirror's."""
+
+    def voice(path: Any, mode: str) -> str:
+        if mode != "r":
+            assert isinstance(side, Voice)
+            side.writing(path, empty=mode == "w")
+        return os.fspath(path)
+
+    def overlay(path: Any, mode: str) -> str:
+        assert isinstance(side, Overlay)
+        return side.find(path)[1] if mode == "r" else side.to_write(path, empty=mode == "w")
+
+    return voice if isinstance(side, Voice) else overlay
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def patch_torch(torch: Any, redirect: Redirect) -> None:
+    """``torch.save``, ``torch.jit.save`` and mapped storages (``torch.load(mmap=True)``) open files in C++."""
+    _wrap(torch, "save", redirect, 1, lambda call: "w")
+    _wrap(torch.jit, "save", redirect, 1, lambda call: "w")
+    _wrap(torch.jit, "load", redirect, 0, lambda call: "r")
+    _wrap(torch, "from_file", redirect, 0, _mapped)
+    _wrap(torch.UntypedStorage, "from_file", redirect, 0, _mapped)
+    torch.serialization.save = torch.save
+
+
+def _mapped(call: tuple[Any, ...]) -> str:
+    return "a" if len(call) > 1 and call[1] else "r"
+
+
+def _wrap(holder: Any, name: str, redirect: Redirect, position: int, mode: Callable[[tuple[Any, ...]], str]) -> None:
+    original = getattr(holder, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kw: Any) -> Any:
+        key = "f" if "f" in kw else "filename"
+        given = args[position] if len(args) > position else kw.get(key)
+        if _is_path(given):
+            shared = args if len(args) > position else (given, kw.get("shared", False))
+            place = redirect(given, mode(shared))
+            if len(args) > position:
+                args = (*args[:position], place, *args[position + 1 :])
+            else:
+                kw[key] = place
+        return original(*args, **kw)
+
+    setattr(holder, name, staticmethod(call) if isinstance(holder, type) else call)
+
+
+def patch_sqlite(sqlite3: Any, redirect: Redirect) -> None:
+    """A database may be written at any time, so it counts as written; a huge one is read-only for all but the voice."""
+    connect = sqlite3.connect
+
+    @functools.wraps(connect)
+    def call(database: Any, *args: Any, **kw: Any) -> Any:
+        if not _is_path(database) or str(database) in ("", ":memory:") or kw.get("uri"):
+            return connect(database, *args, **kw)
+        for beside in ("-wal", "-journal"):
+            if os.path.exists(os.fspath(database) + beside):
+                redirect(os.fspath(database) + beside, "a")
+        if os.path.exists(database) and os.path.getsize(database) > LIMIT and redirect(database, "r") != database:
+            return connect(f"file:{redirect(database, 'r')}?mode=ro", *args, **kw, uri=True)
+        if not os.path.isdir(os.path.dirname(os.path.abspath(database))):
+            return connect(database, *args, **kw)
+        return connect(redirect(database, "a"), *args, **kw)
+
+    sqlite3.connect = call
+    sqlite3.dbapi2.connect = call
+
+
+def patch_h5py(h5py: Any, redirect: Redirect) -> None:
+    """``h5py.File(name, mode)``."""
+    original = h5py.File.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, name: Any, mode: str = "r", *args: Any, **kw: Any) -> None:
+        if _is_path(name) and kw.get("driver") not in ("core", "mpio", "ros3"):
+            if mode in ("x", "w-") and os.path.exists(name):
+                raise FileExistsError(17, "Unable to create file (file exists)", os.fspath(name))
+            name = redirect(name, {"r": "r", "r+": "a", "a": "a"}.get(mode, "w"))
+            mode = "w" if mode in ("x", "w-") else mode
+        original(self, name, mode, *args, **kw)
+
+    h5py.File.__init__ = init
