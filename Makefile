@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # pip says a lot; what is being fetched is enough to see that it goes on.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
-SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  installing/p; s/^Successfully.*/  done/p'
+SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  installing/p; s/^Successfully installed.*/  done/p'
 
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
