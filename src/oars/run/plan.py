@@ -87,11 +87,12 @@ def check_module(name: str) -> None:
         raise UsageError(f"no module named {name}")
 
 
-def make_folder(name: str | None, script: str) -> Path:
+def make_folder(name: str | None, plan: dict[str, Any]) -> Path:
     """A new run folder under ``oars-runs``; a name that is taken is the user's to change."""
     if name is not None and (name != os.path.basename(name) or name in ("", ".", "..")):
         raise UsageError(f"--name {name!r} cannot be a folder's name: leave out slashes and dots")
-    base = name or f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = plan["script"].replace(".", "-") if plan["module"] else Path(plan["script"]).stem
+    base = name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = Path("oars-runs")
     try:
         runs.mkdir(exist_ok=True)

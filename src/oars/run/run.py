@@ -17,7 +17,7 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
     plan = make_plan(script, args, module, ranks, **options)
     if plan["ranks"] > 1:
         add_mpi(plan)
-    folder = make_folder(name, script)
+    folder = make_folder(name, plan)
     supervisor = Supervisor(folder, plan, quiet=quiet)
     code = start(folder, plan, supervisor)
     for line in closing_lines(folder, plan, code):

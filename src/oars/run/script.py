@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # oars/
+
 
 def run_script(script: str, args: list[str], module: bool, failed: Callable[[BaseException], None]) -> int:
     """Run to the end and return the exit code; an exception that ends it is given to ``failed`` to be printed."""
@@ -79,16 +81,41 @@ def _first_on_path(folder: str) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    """Print the traceback as Python does, through the script's own excepthook, without the frames of this file."""
-    trace = error.__traceback__
-    while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or _is_machinery(trace)):
-        trace = trace.tb_next
-    error = error.with_traceback(trace)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    """Print the traceback as Python does, through the script's own excepthook, without our frames."""
+    seen: list[BaseException] = []
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and not any(link is other for other in seen):
+            seen.append(link)
+            link.__traceback__ = _without_ours(link)
+            chain += [link.__cause__, link.__context__]
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.last_exc = error  # type: ignore[attr-defined]
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_ours(error: BaseException) -> types.TracebackType | None:
+    """The frames plain Python would have; ours stay only where the error comes from them: then it is our bug."""
+    frames: list[types.TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    while frames and (_is_ours(frames[0]) or _is_machinery(frames[0])):
+        del frames[0]
+    raised_by_us = [frame for frame in frames if _is_ours(frame)] if frames and _is_ours(frames[-1]) else []
+    kept = None
+    for frame in reversed(frames):
+        if not _is_ours(frame) or (frame in raised_by_us and not isinstance(error, KeyboardInterrupt)):
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
+
+
+def _is_ours(trace: types.TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
 def _is_machinery(trace: types.TracebackType) -> bool:
-    """Import machinery above the first line of a package: plain Python hides it too."""
-    return "importlib" in trace.tb_frame.f_code.co_filename and trace.tb_next is not None
+    """The import system, above the first line of a module's package: it is not the script's."""
+    return "importlib" in trace.tb_frame.f_code.co_filename

@@ -27,6 +27,7 @@ POLL = 0.02  # seconds between looks at the voice's output
 OTHERS_MAY_FAIL_TOO = 1.0  # after the first failure: ranks that fail alike get to say so, the voice above all
 ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
+SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
 
 
@@ -97,7 +98,7 @@ class Supervisor:
                 self.stdin.serve()
             self.screen.update()
             now = time.monotonic()
-            if now - looked_at >= 0.1:
+            if now - looked_at >= 0.1 or self.signals:
                 looked_at, self.seen = now, set(os.listdir(self.folder))
             while self.signals:
                 number = self.signals.pop(0)
@@ -120,11 +121,14 @@ class Supervisor:
         """Whether a rank has failed long enough ago that the others must go."""
         if self.ranks == 1:
             return False
+        raised = any(name.startswith("error-") for name in self.seen)
         if self.first_failure is None:
-            if any(name.startswith("error-") for name in self.seen) or any(_exits(self.folder, self.seen).values()):
+            if raised or any(_exits(self.folder, self.seen).values()):
                 self.first_failure = now
             return False
-        grace = ALL_GONE if self._all("exit-{}.json") else OTHERS_MAY_FAIL_TOO
+        grace = OTHERS_MAY_FAIL_TOO if raised and not self._all("exit-{}.json") else ALL_GONE
+        if self._all("interrupted-{}") and not raised:
+            grace = SAVES_AFTER_CTRL_C
         return now - self.first_failure > grace
 
     def _interrupt(self) -> None:

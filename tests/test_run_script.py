@@ -1,0 +1,193 @@
+"""A script under ``oars run`` behaves as under ``python``: names, paths, pickles, children, input, output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).resolve().parents[1] / "src")
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+
+
+def python(tmp_path: Path, *args: str, **how) -> subprocess.CompletedProcess:
+    how = {"input": "", "env": ENV, **how}
+    return subprocess.run([sys.executable, *args], cwd=tmp_path, capture_output=True, text=True, timeout=60, **how)
+
+
+def write(tmp_path: Path, text: str, name: str = "script.py") -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(textwrap.dedent(text))
+
+
+def same(tmp_path: Path, *args: str, n: int = 2, **how) -> str:
+    """Run under python and under oars, and return the output after checking that it is the same."""
+    plain = python(tmp_path, *args, **how)
+    ranked = python(tmp_path, "-m", "oars", "run", "-n", str(n), *args, **how)
+    assert ranked.stdout == plain.stdout, ranked.stderr
+    assert ranked.returncode == plain.returncode
+    assert "".join(line + "\n" for line in ranked.stderr.splitlines() if not line.startswith("oars: ")) == plain.stderr
+    return ranked.stdout
+
+
+NAMES = """
+    import os, pickle, sys, threading, time
+    from helper import answer
+    class Model: pass
+    if __name__ == '__main__':
+        main = sys.modules['__main__']
+        print(sys.argv, __file__, __package__, __spec__ and __spec__.name, type(__loader__).__name__)
+        print(main.Model is Model, answer)
+        print(sys.path[0], os.getcwd(), sorted(k for k in globals() if k.startswith('__')))
+        print(type(pickle.loads(pickle.dumps(Model()))) is Model, pickle.dumps(Model()))
+        hide = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'SLURM_PROCID', 'SLURM_NTASKS')
+        print([k for k in os.environ if k in hide or k.startswith(('OMPI', 'PMI', 'PRTE'))])
+        threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()
+        print('err', file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_script_finds_itself_as_under_python(tmp_path, n):
+    write(tmp_path, NAMES, "deep/script.py")
+    write(tmp_path, "answer = 42", "deep/helper.py")
+    out = same(tmp_path, "deep/script.py", "-n", "7", "--help", "--", "x y", n=n)
+    assert "thread" in out and "[]" in out
+
+
+def test_ranks_cannot_be_told_from_the_environment(tmp_path):
+    write(tmp_path, "import os; print([k for k in os.environ if k in ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS')]);"
+          "print(os.environ['SLURM_JOB_ID'], os.environ['OARS_RUN_FOLDER'] > '')")
+    env = {**ENV, "RANK": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}
+    ranked = python(tmp_path, "-m", "oars", "run", "-n", "2", "script.py", env=env)
+    assert ranked.stdout == "[]\n77 True\n", ranked.stderr
+
+
+def test_modules_and_packages_run_with_dash_m(tmp_path):
+    write(tmp_path, "", "pack/__init__.py")
+    write(tmp_path, "answer = 42", "pack/helper.py")
+    write(tmp_path, NAMES.replace("from helper", "from .helper"), "pack/train.py")
+    write(tmp_path, "from . import train; print(__name__, __package__)", "pack/__main__.py")
+    same(tmp_path, "-m", "pack.train", "-m", "--name", "x")
+    same(tmp_path, "-m", "pack", n=1)
+
+
+def test_children_find_the_script_and_are_no_ranks(tmp_path):
+    write(tmp_path, """
+        import multiprocessing, os, subprocess, sys
+        def work(x):
+            return x * x, __name__, sys.argv
+        class Thing:
+            value = 5
+        def thing(queue):
+            queue.put(Thing())
+        if __name__ == '__main__':
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            print(os.waitpid(child, 0)[1] >> 8)
+            for kind in ('spawn', 'fork'):
+                context = multiprocessing.get_context(kind)
+                with context.Pool(1) as pool:
+                    print(pool.map(work, [3]))
+                queue = context.Queue()
+                context.Process(target=thing, args=(queue,)).start()
+                print(type(queue.get()) is Thing)
+            print(subprocess.run(['echo', 'child'], capture_output=True, text=True).stdout)
+    """)
+    same(tmp_path, "script.py", "a")
+
+
+INPUT = """
+    import sys
+    name = input('name? ')
+    print(repr(name), repr(sys.stdin.readline()), repr(sys.stdin.read(2)), sys.stdin.isatty())
+    for line in sys.stdin:
+        print(repr(line))
+    try:
+        input()
+    except EOFError:
+        print('end')
+    import os
+    with open(os.environ.get('OARS_RUN_FOLDER', '.') + '/heard-%d' % os.getpid(), 'w') as f:
+        f.write(name)
+"""
+
+
+def test_every_rank_hears_the_same_input(tmp_path):
+    write(tmp_path, INPUT)
+    out = same(tmp_path, "script.py", n=2, input="Ada\nLovelace\nabcd\nlast é")
+    assert "'Ada'" in out and "last é" in out and out.endswith("end\n")
+    heard = [path.read_text() for path in (tmp_path / "oars-runs").glob("*/heard-*")]
+    assert heard == ["Ada", "Ada"]
+    (tmp_path / "input.txt").write_text("Bob\nB\ncde\n")
+    with open(tmp_path / "input.txt") as file:
+        done = python(tmp_path, "-m", "oars", "run", "-n", "2", "script.py", input=None, stdin=file)
+    assert "'Bob'" in done.stdout and done.returncode == 0, done.stderr
+
+
+def test_no_input_is_the_end_of_input(tmp_path):
+    write(tmp_path, "import sys; print(repr(sys.stdin.read()))")
+    done = python(tmp_path, "-m", "oars", "run", "-n", "2", "script.py", input=None, stdin=subprocess.DEVNULL)
+    assert done.stdout == "''\n"
+
+
+def test_output_is_shown_once_and_kept_for_every_rank(tmp_path):
+    write(tmp_path, """
+        import os, sys
+        print('out')
+        print('part', end='', flush=True)
+        sys.stderr.write('bar\\rbar 2')
+        os.system('echo from a child')
+        os.write(1, bytes([0, 255, 10]))
+    """)
+    done = subprocess.run([sys.executable, "-m", "oars", "run", "-n", "2", "--name", "r", "script.py"], cwd=tmp_path,
+                          env=ENV, capture_output=True)
+    folder = tmp_path / "oars-runs" / "r"
+    assert done.stdout == b"out\npartfrom a child\n\0\xff\n"
+    assert done.stderr == b"bar\rbar 2\noars: 2 ranks, 0 steps, oars-runs/r\n"
+    assert (folder / "rank-0.log").read_bytes() == (folder / "rank-1.log").read_bytes() == done.stdout
+    assert (folder / "rank-1.err").read_bytes() == b"bar\rbar 2"
+    assert sorted(path.name for path in folder.iterdir() if not path.is_dir()) == [
+        "mpirun.log", "rank-0.err", "rank-0.log", "rank-1.err", "rank-1.log", "run.json", "summary.json"]
+
+
+def test_ranks_share_the_cores(tmp_path):
+    write(tmp_path, "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], "
+          "os.environ['PYTHONHASHSEED'])")
+    cores = len(os.sched_getaffinity(0))
+    env = {key: value for key, value in ENV.items() if key not in ("OMP_NUM_THREADS", "PYTHONHASHSEED")}
+    done = python(tmp_path, "-m", "oars", "run", "-n", str(cores), "--name", "a", "script.py", env=env)
+    seed = json.loads((tmp_path / "oars-runs/a/run.json").read_text())["seed"]
+    assert done.stdout == f"1 1 {seed}\n", done.stderr
+    done = python(tmp_path, "-m", "oars", "run", "-n", str(cores + 1), "script.py",
+                  env={**env, "OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "4"})
+    assert done.stdout == f"{cores} 3 4\n", done.stderr
+
+
+def test_gpus_are_given_by_local_rank(tmp_path):
+    write(tmp_path, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    env = {**ENV, "CUDA_VISIBLE_DEVICES": "4,GPU-abc"}
+    done = python(tmp_path, "-m", "oars", "run", "--name", "two", "script.py", env=env)
+    assert done.stdout == "4\n"
+    assert (tmp_path / "oars-runs/two/rank-1.log").read_text() == "GPU-abc\n"
+    done = python(tmp_path, "-m", "oars", "run", "-n", "3", "script.py", env=env)
+    assert done.returncode == 2 and done.stderr.startswith("oars: 3 ranks but 2 GPUs here: ")
+    python(tmp_path, "-m", "oars", "run", "-n", "3", "--share-gpus", "--name", "three", "script.py", env=env)
+    assert (tmp_path / "oars-runs/three/rank-2.log").read_text() == "4\n"
+
+
+def test_the_plan_says_what_was_run(tmp_path):
+    write(tmp_path, "")
+    python(tmp_path, "-m", "oars", "run", "-n", "1", "--name", "p", "--batch", "keep", "--scale-lr", "sqrt",
+           "script.py", "--epochs", "3")
+    plan = json.loads((tmp_path / "oars-runs/p/run.json").read_text())
+    expected = {"script": "script.py", "args": ["--epochs", "3"], "module": False, "ranks": 1, "batch": "keep",
+                "scale_lr": "sqrt", "local_batchnorm": True, "share_gpus": False, "cwd": str(tmp_path)}
+    assert {key: plan[key] for key in expected} == expected
+    assert plan["versions"]["python"].startswith("3.")
