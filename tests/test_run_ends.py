@@ -159,8 +159,9 @@ def test_a_killed_supervisor_takes_its_ranks_along(tmp_path):
 @pytest.mark.parametrize("n", [1, 2])
 def test_ctrl_c_is_a_keyboard_interrupt_in_the_script(tmp_path, n):
     process = start(tmp_path, n, """
-        print('ready')
+        time.sleep(0.5)  # until every rank is here
         try:
+            print('ready')
             time.sleep(60)
         except KeyboardInterrupt:
             if rank == 0:
@@ -193,9 +194,10 @@ def test_ctrl_c_ends_ranks_that_do_not_listen(tmp_path):
 
 def test_a_second_ctrl_c_kills(tmp_path):
     process = start(tmp_path, 2, """
-        print('ready')
-        for _ in range(10):
+        time.sleep(0.5)
+        for i in range(10):
             try:
+                print('ready' if i == 0 else '')
                 time.sleep(60)
             except KeyboardInterrupt:
                 print('again', flush=True)

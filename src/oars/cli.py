@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 RUN = """\
@@ -83,14 +84,12 @@ def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool
     return argv, None
 
 
-def rank_count(text: str) -> int:
-    """The value of -n."""
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of ranks: 1 or more")
+def count_of(things: str) -> Callable[[str], int]:
+    """The type of an argument that counts: 1 or more."""
+    def count(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
+        return int(text)
     return count
 
 
@@ -122,12 +121,12 @@ def parser() -> Parser:
     check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)
     _ranks(check)
-    check.add_argument("--steps", type=int, default=20, metavar="K", help="how many steps (default: 20)")
+    check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
     verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
     return top
 
 
 def _ranks(verb: Parser) -> None:
-    verb.add_argument("-n", dest="ranks", type=rank_count, metavar="N",
+    verb.add_argument("-n", dest="ranks", type=count_of("ranks"), metavar="N",
                       help="how many ranks (default: one per GPU; without GPUs, one per core this process may use)")

@@ -23,7 +23,7 @@ class Screen:
 
     def __init__(self, folder: Path, show: bool, quiet: bool) -> None:
         self.folder = folder
-        self._show = show
+        self.show = show
         self._files = [_Tail(folder / "rank-0.log", 1), _Tail(folder / "rank-0.err", 2)]
         self._status = show and not quiet and os.isatty(2)
         self._shared_with_stdout = os.isatty(1)  # what goes to a file or pipe does not move this terminal's cursor
@@ -33,7 +33,7 @@ class Screen:
 
     def update(self) -> None:
         """Copy what is new; redraw the status line if it is time."""
-        if not self._show:
+        if not self.show:
             return
         for tail in self._files:
             while data := tail.read():

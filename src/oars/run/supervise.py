@@ -176,8 +176,8 @@ class Supervisor:
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
         """A traceback, once: the voice's own is on the screen already."""
         rank = min(errors)
-        if rank != 0:
-            self.screen.say(f"rank {rank} of {self.ranks} failed:")
+        if rank != 0 or not self.screen.show:
+            self.screen.say(f"rank {rank} of {self.ranks} failed:" if self.ranks > 1 else "the script failed:")
             self.screen.write(2, errors[rank]["text"].encode())
         elif self.ranks > 1:
             self.screen.say(f"rank 0 of {self.ranks} failed")
