@@ -11,6 +11,7 @@ A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -64,7 +65,7 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if verdict is None:
         verdict = of_module[key] = Verdict()
     verdict.calls += 1
-    if verdict.calls & (verdict.calls - 1) == 0:
+    if ctx.traces or verdict.calls & (verdict.calls - 1) == 0:  # a traced caller must see all that happens inside
         return _trace(self, verdict, leaves, spec, offsets)
     if verdict.way == SPLIT:
         return _split(self, verdict, leaves, spec, offsets)
@@ -120,7 +121,10 @@ def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
 
 def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's call without torch.compile, which knows nothing of rows."""
-    return getattr(module, "_orig_mod", module)._call_impl(*args, **kwargs)
+    module = getattr(module, "_orig_mod", module)
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        ctx.note("hooks")  # they are to see the global batch
+    return module._call_impl(*args, **kwargs)
 
 
 def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
@@ -207,6 +211,29 @@ def _stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
     return local.new_zeros(shape) + local.sum() * 0 if local.requires_grad else local.new_zeros(shape)
 
 
+_compile = torch.compile
+
+
+def compile_(model: Any = None, **kwargs: Any) -> Any:
+    """Replaces ``torch.compile``: a module's compiled code runs in split calls; a function of rows runs uncompiled."""
+    if model is None:
+        return lambda f: compile_(f, **kwargs)
+    compiled = _compile(model, **kwargs)
+    if isinstance(model, (nn.Module, type)):
+        return compiled
+
+    @functools.wraps(model)
+    def call(*args: Any, **named: Any) -> Any:
+        if ctx.plain:
+            return compiled(*args, **named)
+        ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the global "
+                          "batch (compile the module instead, it then runs compiled on own rows)")
+        return model(*args, **named)
+
+    return call
+
+
 def install() -> None:
-    """Patch nn.Module's call."""
+    """Patch nn.Module's call, and torch.compile."""
     nn.Module.__call__ = module_call  # type: ignore[method-assign]
+    torch.compile = compile_  # type: ignore[assignment]

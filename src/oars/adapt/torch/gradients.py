@@ -82,7 +82,7 @@ class Gradients:
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None,
                  create_graph: bool = False, grad_variables: Any = None, inputs: Any = None) -> None:
         """Replaces ``torch.autograd.backward``."""
-        if self.running:  # a backward inside a backward (checkpointing)
+        if ctx.plain:  # a backward inside a backward (checkpointing)
             _backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -196,8 +196,9 @@ class Gradients:
     def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
              create_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
         """Replaces ``torch.autograd.grad``: what it returns is global, as on one process."""
-        if self.running:
+        if ctx.plain:  # inside a split call (torch.compile at work) or a backward
             return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+        ctx.note("grad")
         roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         seeds = [None] * len(roots) if grad_outputs is None else (
             [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
@@ -304,7 +305,7 @@ def _mean_one_by_one(grad: Any) -> torch.Tensor:
     parts = ctx.world.allgather((grad.indices().cpu().numpy(), grad.values().detach().cpu().float().numpy()))
     indices = torch.from_numpy(np.concatenate([i for i, _ in parts], 1))
     values = torch.from_numpy(np.concatenate([v for _, v in parts])).to(grad.dtype) / ctx.size
-    return torch.sparse_coo_tensor(indices, values, grad.shape, device=grad.device).coalesce()
+    return torch.sparse_coo_tensor(indices, values, grad.shape, device=grad.device, check_invariants=False).coalesce()
 
 
 class _Watched:

@@ -121,6 +121,11 @@ class Rows(torch.Tensor):
 
         return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        ctx.note("read")
+        array = whole(self, "__array__").numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def __deepcopy__(self, memo: dict) -> Rows:
         if not self.local.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "

@@ -121,6 +121,14 @@ def activation(func: Any, args: tuple, kwargs: dict) -> Any:
     return Rows(out, x.offsets, x.dim_)
 
 
+@rule("where")
+def where(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Elementwise choice; with a condition alone it lists places, which needs the whole."""
+    if len(args) == 1:
+        raise Unsplit
+    return pointwise(func, args, kwargs)
+
+
 # ---- along dimensions ---------------------------------------------------------------------------------------------
 
 # name -> (position of dim, its default, whether the result keeps the dimension)
