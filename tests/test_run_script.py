@@ -191,3 +191,18 @@ def test_the_plan_says_what_was_run(tmp_path):
                 "scale_lr": "sqrt", "local_batchnorm": True, "share_gpus": False, "cwd": str(tmp_path)}
     assert {key: plan[key] for key in expected} == expected
     assert plan["versions"]["python"].startswith("3.")
+
+
+def test_output_and_errors_keep_their_order_where_they_meet(tmp_path):
+    write(tmp_path, """
+        import sys
+        for i in range(500):
+            print(i, file=sys.stderr if i % 3 else sys.stdout)
+        1 / 0
+    """)
+    done = subprocess.run([sys.executable, "-m", "oars", "run", "-n", "2", "script.py"], cwd=tmp_path, env=ENV,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    told = done.stdout.splitlines()
+    assert told[:500] == [str(i) for i in range(500)]
+    assert [line.split(":")[0] for line in told[500:]][-3:] == ["ZeroDivisionError", "oars", "oars"]
+    assert told[500].startswith("Traceback") and done.stdout.count("Traceback") == 1

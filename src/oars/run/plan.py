@@ -48,6 +48,7 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **o
         "host": socket.gethostname(),
         "cwd": os.getcwd(),
         "started": time.time(),
+        "one_stream": one_stream(),
         "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
         "versions": versions(),
     }
@@ -126,6 +127,19 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             pass
     return found
+
+
+def one_stream() -> bool:
+    """Whether stdout and stderr go to one place, a terminal say: then ranks write one file, to keep their order."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:
+        return False
+
+
+def error_file(rank: int, plan: dict[str, Any]) -> str:
+    """The file in the run folder that has this rank's stderr."""
+    return f"rank-{rank}.log" if plan["one_stream"] else f"rank-{rank}.err"
 
 
 def available_cores() -> list[int]:

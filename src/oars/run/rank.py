@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.run.launch import RANK_VARIABLES
-from oars.run.plan import available_cores
+from oars.run.plan import available_cores, error_file
 from oars.run.record import Record
 from oars.run.script import print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
@@ -33,7 +33,7 @@ def main() -> None:
     many = plan["ranks"] > 1
     rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
     local_rank = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")) if many else 0
-    redirect_output(folder, rank)
+    redirect_output(folder, rank, plan)
     world: Any = None
     if many:
         take_cores(local_rank, plan)
@@ -43,7 +43,7 @@ def main() -> None:
     for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
         del os.environ[name]
     record = Record(folder, voice=rank == 0, world=world)
-    ends = Ends(folder, rank, record, world)
+    ends = Ends(folder, rank, record, world, folder / error_file(rank, plan))
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
@@ -60,9 +60,9 @@ def _launched(*names: str) -> str:
     raise SystemExit(f"oars: this process was not started by a known MPI launcher: none of {', '.join(names)} is set")
 
 
-def redirect_output(folder: Path, rank: int) -> None:
+def redirect_output(folder: Path, rank: int, plan: dict[str, Any]) -> None:
     """This rank's stdout and stderr, its children's too, go to its files in the run folder, line by line."""
-    for fd, name in ((1, f"rank-{rank}.log"), (2, f"rank-{rank}.err")):
+    for fd, name in ((1, f"rank-{rank}.log"), (2, error_file(rank, plan))):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(file, fd)
         os.close(file)
@@ -117,9 +117,9 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
 class Ends:
     """How a rank ends, written down for the supervisor, whichever way the script chooses."""
 
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any) -> None:
+    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path) -> None:
         self.folder, self.rank, self.record, self.world = folder, rank, record, world
-        self.pid = os.getpid()
+        self.pid, self.stderr = os.getpid(), stderr
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
@@ -145,7 +145,7 @@ class Ends:
         if os.getpid() != self.pid or isinstance(error, KeyboardInterrupt):
             return
         sys.stderr.flush()
-        with open(self.folder / f"rank-{self.rank}.err", "rb") as file:
+        with open(self.stderr, "rb") as file:
             file.seek(start)
             text = file.read().decode(errors="replace")
         _write(self.folder, f"error-{self.rank}.json", {"text": text})

@@ -21,12 +21,14 @@ ERASE = b"\r\x1b[K"
 class Screen:
     """Copies the voice's two files to stdout and stderr, and draws the status line on a terminal."""
 
-    def __init__(self, folder: Path, show: bool, quiet: bool) -> None:
+    def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool) -> None:
         self.folder = folder
         self.show = show
-        self._files = [_Tail(folder / "rank-0.log", 1), _Tail(folder / "rank-0.err", 2)]
+        self._files = [_Tail(folder / "rank-0.log", 1)]
+        if not one_stream:
+            self._files.append(_Tail(folder / "rank-0.err", 2))
         self._status = show and not quiet and os.isatty(2)
-        self._shared_with_stdout = os.isatty(1)  # what goes to a file or pipe does not move this terminal's cursor
+        self._shared_with_stdout = one_stream or os.isatty(1)  # else stdout does not move this terminal's cursor
         self._drawn = b""
         self._at_line_start = True
         self._wrote_at = self._drew_at = 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.run import launch
-from oars.run.plan import UsageError
+from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
@@ -36,7 +36,7 @@ class Supervisor:
 
     def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
-        self.screen = Screen(folder, show, quiet)
+        self.screen = Screen(folder, show, quiet, plan["one_stream"])
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
@@ -73,7 +73,8 @@ class Supervisor:
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
         if self.ranks == 1:
-            with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / "rank-0.err", "ab") as err:
+            err_name = error_file(0, self.plan)
+            with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
         mpirun = launch.mpirun_command(Path(self.plan["mpirun"]), self.plan["mpi"], self.ranks, self.plan["cores"])
@@ -200,7 +201,7 @@ class Supervisor:
             rank, number = int(killed[1]), int(killed[2])
         elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
             self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
-            last = (log + _read(self.folder / "rank-0.err")).splitlines()[-20:]
+            last = (log + _read(self.folder / error_file(0, self.plan))).splitlines()[-20:]
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
         else:
