@@ -1,0 +1,380 @@
+"""Randomness (clause 7): every rank starts from the same state, and what is drawn from nowhere is drawn once for all.
+
+``install`` seeds Python's, NumPy's and (by ``seed_torch``) PyTorch's global generators from the run's seed, so that
+an unseeded script is one draw shared by all ranks; a script that seeds itself gets exactly its own numbers. Fresh
+entropy becomes a stream derived from the run's seed, the same on every rank as long as the ranks ask in the same
+order, which they do in the main thread; other threads and forked processes get true entropy.
+
+=============================================== =====================================================================
+patched (on one rank: nothing)                  what it does without a seed
+=============================================== =====================================================================
+``random.Random().seed``, ``random.seed``       takes its seed from the shared stream
+``secrets.*``, ``random.SystemRandom``          draws from the shared stream
+``numpy.random.bit_generator.randbits``         the same: ``default_rng()``, ``SeedSequence()``, ``RandomState()``
+``torch.seed``, ``torch.cuda.seed[_all]``       the same
+``os.urandom``, ``uuid.uuid1``, ``uuid4``       the same if the script's own code asks; libraries get the true ones
+``random.seed``, ``numpy.random.seed``          remember the script's seed, for the private streams
+=============================================== =====================================================================
+
+Names that must differ between processes (``tempfile``, multiprocessing's semaphores, keys and shared memory) stay
+truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells), and
+``torch.Generator().seed()``. String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
+
+``Private`` swaps the three global states for this rank's own, for what ranks must not share (augmentation).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import random
+import site
+import struct
+import sys
+import sysconfig
+import tempfile
+import threading
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+from oars.adapt.files.imports import when_imported
+
+_true_urandom = os.urandom
+_seed = 0
+_rank = 0
+_script_seeds: dict[str, Any] = {}  # what the script itself last seeded "python" and "numpy" with
+_inside = 0  # depth of Private blocks
+_entropy: _Entropy | None = None
+
+
+def install(world: Any, plan: dict[str, Any]) -> None:
+    """Same initial state and same fresh entropy on every rank of ``world``, from ``plan["seed"]``."""
+    global _seed, _rank, _entropy
+    if world is None:
+        return
+    _seed, _rank = int(plan["seed"]), world.rank
+    _entropy = _Entropy()
+    random.seed(_derive("python", _seed))
+    _patch_python()
+    when_imported("multiprocessing.shared_memory", _keep_names_unique)
+    when_imported("secrets", _patch_secrets)
+    when_imported("numpy.random", _seed_numpy)
+
+
+def seed_torch(torch: Any) -> None:
+    """Give PyTorch the run's seed; to be called right after its import. Does nothing on one rank."""
+    if _entropy is None:
+        return
+    torch.manual_seed(_derive("torch", _seed))
+
+    def seed() -> int:
+        drawn = int.from_bytes(_fresh(8), "little") >> 1
+        torch.manual_seed(drawn)
+        return drawn
+
+    torch.seed = torch.random.seed = seed
+    torch.cuda.seed = torch.cuda.random.seed = lambda: torch.cuda.manual_seed(int.from_bytes(_fresh(7), "little"))
+    torch.cuda.seed_all = torch.cuda.random.seed_all = lambda: torch.cuda.manual_seed_all(
+        int.from_bytes(_fresh(7), "little")
+    )
+
+
+def fingerprint() -> bytes:
+    """A hash of the three common states: ranks whose fingerprints differ have drawn differently."""
+    digest = hashlib.sha256(repr(random.getstate()).encode())
+    if numpy := _numpy_random():
+        digest.update(repr([part.tolist() if hasattr(part, "tolist") else part for part in numpy.get_state()]).encode())
+    if torch := sys.modules.get("torch"):
+        digest.update(torch.get_rng_state().numpy().tobytes())
+    return digest.digest()
+
+
+def _derive(*parts: Any) -> int:
+    """63 bits that depend on all of ``parts``."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little") >> 1
+
+
+# -- fresh entropy ---------------------------------------------------------------------------------------------------
+
+
+class _Entropy:
+    """Endless bytes from the run's seed: one stream for all ranks, one of this rank's own inside ``Private``."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._drawn = {"common": 0, "private": 0}
+
+    def take(self, count: int) -> bytes:
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            return _true_urandom(count)  # no order between ranks here
+        whose = "private" if _inside else "common"
+        key = repr((whose, _seed, _rank if _inside else None, self._drawn[whose])).encode()
+        self._drawn[whose] += 1
+        return hashlib.shake_256(key).digest(count)
+
+
+def _fresh(count: int) -> bytes:
+    return _entropy.take(count) if _entropy else _true_urandom(count)
+
+
+class _Agreed(random.SystemRandom):
+    """``random.SystemRandom`` on the shared stream."""
+
+    def random(self) -> float:
+        return (int.from_bytes(_fresh(7), "little") >> 3) * 2**-53
+
+    def getrandbits(self, k: int, /) -> int:
+        if k < 0:
+            raise ValueError("number of bits must be non-negative")
+        return int.from_bytes(_fresh((k + 7) // 8), "little") >> (-k % 8)
+
+    def randbytes(self, n: int) -> bytes:
+        return _fresh(n)
+
+
+class _TrueRandom(random.Random):
+    """``random.Random`` whose numbers no other process has: for the names that ``tempfile`` invents."""
+
+    def seed(self, a: Any = None, version: int = 2) -> None:
+        super().seed(_true_urandom(32) if a is None else a, version)
+
+
+def _patch_python() -> None:
+    seed = random.Random.seed
+
+    @functools.wraps(seed)
+    def seed_instance(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed(self, int.from_bytes(_fresh(32), "little") if a is None else a, version)
+
+    def seed_module(a: Any = None, version: int = 2) -> None:
+        common.seed(a, version)
+        _remember("python", a)
+
+    common: random.Random = random._inst  # type: ignore[attr-defined]
+    random.Random.seed = seed_instance  # type: ignore[method-assign]
+    random.seed = functools.wraps(random.seed)(seed_module)
+    random.SystemRandom = _Agreed  # type: ignore[misc]
+    tempfile._Random = _TrueRandom  # type: ignore[attr-defined]
+    os.urandom = _for_scripts(os.urandom, _fresh)
+    uuid.uuid1 = _for_scripts(uuid.uuid1, lambda node=None, clock_seq=None: uuid.UUID(bytes=_fresh(16), version=1))
+    uuid.uuid4 = _for_scripts(uuid.uuid4, lambda: uuid.UUID(bytes=_fresh(16), version=4))
+
+
+def _remember(kind: str, given: Any) -> None:
+    if given is not None and not _inside:
+        _script_seeds[kind] = given
+
+
+def _for_scripts(true: Any, agreed: Any) -> Any:
+    """``agreed`` when the script's own code calls, ``true`` for libraries: they want names that nobody else has."""
+    homes = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    homes.discard(sysconfig.get_paths()["data"])  # the prefix itself, below which scripts may live
+    homes.discard(sysconfig.get_paths()["scripts"])
+    libraries = (*(home + os.sep for home in homes), "<frozen ")
+
+    @functools.wraps(true)
+    def call(*args: Any, **kw: Any) -> Any:
+        asked_by = sys._getframe(1).f_code.co_filename
+        return (true if asked_by.startswith(libraries) else agreed)(*args, **kw)
+
+    return call
+
+
+def _keep_names_unique(shared_memory: Any) -> None:
+    system = random.SystemRandom.__mro__[1] if random.SystemRandom is _Agreed else random.SystemRandom
+    shared_memory.secrets = SimpleNamespace(token_hex=lambda count: system().randbytes(count).hex())
+
+
+def _patch_secrets(secrets: Any) -> None:
+    agreed = _Agreed()
+    secrets._sysrand = agreed  # what randbelow and the tokens draw from
+    secrets.SystemRandom = _Agreed
+    secrets.randbits = agreed.getrandbits
+    secrets.choice = agreed.choice
+
+
+# -- NumPy -----------------------------------------------------------------------------------------------------------
+
+
+def _numpy_random() -> Any:
+    return sys.modules.get("numpy.random")
+
+
+def _seed_numpy(numpy_random: Any) -> None:
+    sys.modules["numpy.random.bit_generator"].randbits = _Agreed().getrandbits  # type: ignore[attr-defined]
+    numpy_random.seed(_derive("numpy", _seed) % 2**32)
+    seed = numpy_random.seed
+
+    @functools.wraps(seed)
+    def call(seed_: Any = None, **kw: Any) -> None:
+        given = kw.get("seed", seed_)
+        seed(given)
+        _remember("numpy", given if given is None or isinstance(given, int) else repr(given))
+
+    numpy_random.seed = call
+
+
+class _NumpyState:
+    """NumPy's global state read and written as memory: its own get and set take 50 µs each, this takes one.
+
+    The Mersenne Twister's address is public. The spare Gaussian that goes with it has no address, so we look for
+    it in the object once, on a scratch generator, and where it is not found unmistakably use the slow way.
+    """
+
+    _SIZE = 624 * 4 + 4
+
+    def __init__(self, numpy_random: Any) -> None:
+        self._random = numpy_random
+        self._global = numpy_random.mtrand._rand
+        self._bits = self._global._bit_generator
+        self._address = int(self._bits.ctypes.state_address)
+        spare = _spare_gaussian(numpy_random)
+        self._spare = id(self._global) + spare if spare is not None and self._is_twister() else None
+
+    def _is_twister(self) -> bool:
+        """Whether the memory holds what we think: 624 words and a position."""
+        if type(self._bits).__name__ != "MT19937":
+            return False
+        _, words, position, *_ = self._random.get_state()
+        return ctypes.string_at(self._address, self._SIZE) == words.tobytes() + struct.pack("i", position)
+
+    def get(self) -> Any:
+        if self._spare is None or self._global._bit_generator is not self._bits:
+            return self._random.get_state(legacy=False)
+        return ctypes.string_at(self._address, self._SIZE), ctypes.string_at(self._spare, 16)
+
+    def set(self, state: Any) -> None:
+        if isinstance(state, tuple) and self._spare is not None and self._global._bit_generator is self._bits:
+            ctypes.memmove(self._address, state[0], self._SIZE)
+            ctypes.memmove(self._spare, state[1], 16)
+        elif not isinstance(state, tuple):
+            self._random.set_state(state)
+
+
+def _spare_gaussian(numpy_random: Any) -> int | None:
+    """Where in a ``RandomState`` the flag and the value of its spare Gaussian are, as an offset."""
+    scratch, value = numpy_random.RandomState(0), 0.7853981633974483
+    size = type(scratch).__basicsize__
+
+    def image(flag: int, spare: float) -> bytes:
+        scratch.set_state((*scratch.get_state()[:3], flag, spare))
+        return ctypes.string_at(id(scratch), size)
+
+    empty, held = image(0, 0.0), image(1, value)
+    at = held.find(struct.pack("d", value)) - 8
+    if at < 0 or held[at : at + 4] != struct.pack("i", 1) or empty[at : at + 4] != struct.pack("i", 0):
+        return None
+    same = held[:at] == empty[:at] and held[at + 16 :] == empty[at + 16 :]
+    return at if same else None
+
+
+class _PythonState:
+    """The state of ``random``'s module functions read and written as memory, as for NumPy: 12 µs become one."""
+
+    _SIZE = 4 + 624 * 4
+
+    def __init__(self) -> None:
+        self._inst: random.Random = random._inst  # type: ignore[attr-defined]
+        self._address = id(self._inst) + object.__basicsize__
+        *words, position = random.getstate()[1]
+        expected = struct.pack("i624I", position, *words)
+        self._known = type(self._inst).__basicsize__ >= object.__basicsize__ + self._SIZE and (
+            ctypes.string_at(self._address, self._SIZE) == expected
+        )
+
+    def get(self) -> Any:
+        if not self._known:
+            return random.getstate()
+        return ctypes.string_at(self._address, self._SIZE), self._inst.gauss_next  # type: ignore[attr-defined]
+
+    def set(self, state: Any) -> None:
+        if not self._known:
+            random.setstate(state)
+        else:
+            ctypes.memmove(self._address, state[0], self._SIZE)
+            self._inst.gauss_next = state[1]  # type: ignore[attr-defined]
+
+
+# -- private streams -------------------------------------------------------------------------------------------------
+
+
+class Private:
+    """``with private:`` swaps the global states of Python, NumPy and PyTorch for this rank's own, and back.
+
+    The private streams start from the script's seed (the run's, where it gave none) and the rank, anew whenever
+    the script seeds the common ones: same seed and same N, same run.
+    """
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self._rank = rank
+        self._seed = seed
+        self._own: dict[str, Any] = {}
+        self._started: dict[str, Any] = {}
+        self._common: dict[str, Any] = {}
+        self._python = _PythonState()
+        self._numpy: _NumpyState | None = None
+
+    def __enter__(self) -> Private:
+        global _inside
+        _inside += 1
+        if _inside > 1:
+            return self
+        common = self._common = {}
+        common["python"] = self._python.get()
+        if self._fresh("python", _script_seeds.get("python")):
+            random.seed(self._start("python"))
+        else:
+            self._python.set(self._own["python"])
+        if numpy := _numpy_random():
+            self._numpy = self._numpy or _NumpyState(numpy)
+            common["numpy"] = self._numpy.get()
+            if self._fresh("numpy", _script_seeds.get("numpy")):
+                numpy.seed(self._start("numpy") % 2**32)
+            else:
+                self._numpy.set(self._own["numpy"])
+        if torch := sys.modules.get("torch"):
+            for name, generator in _generators(torch):
+                common[name] = generator.get_state()
+                if self._fresh(name, generator.initial_seed()):
+                    generator.manual_seed(self._start(name))
+                else:
+                    generator.set_state(self._own[name])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _inside
+        if _inside == 1:
+            own, common = self._own, self._common
+            own["python"] = self._python.get()
+            self._python.set(common["python"])
+            if self._numpy and "numpy" in common:
+                own["numpy"] = self._numpy.get()
+                self._numpy.set(common["numpy"])
+            if torch := sys.modules.get("torch"):
+                for name, generator in _generators(torch):
+                    if name in common:
+                        own[name] = generator.get_state()
+                        generator.set_state(common[name])
+        _inside -= 1
+
+    def _fresh(self, name: str, script_seed: Any) -> bool:
+        """Whether the private stream must start (anew): at first, and when the script has seeded the common one."""
+        if name in self._own and self._started.get(name) == script_seed:
+            return False
+        self._started[name] = script_seed
+        return True
+
+    def _start(self, name: str) -> int:
+        script_seed = self._started[name]
+        return _derive("private", name, self._seed if script_seed is None else script_seed, self._rank)
+
+
+def _generators(torch: Any) -> list[tuple[str, Any]]:
+    """PyTorch's global generators: the CPU's, and the current GPU's once it is in use."""
+    if not torch.cuda.is_initialized():
+        return [("torch", torch.default_generator)]
+    device = torch.cuda.current_device()
+    return [("torch", torch.default_generator), (f"cuda:{device}", torch.cuda.default_generators[device])]
