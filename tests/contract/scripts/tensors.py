@@ -167,7 +167,7 @@ def in_place():
     a /= 2
     b[3] = 1
     b += 1
-    print(f"{a.sum().item():.6f}", a[5].tolist(), b.tolist())
+    print(f"{a.abs().sum().item():.6f}", a[5].tolist(), b.tolist())
     a.clamp_(-1, 1).sub_(0.5)
     a.masked_fill_(a < -1, 0.0)
     a[[1, 2]] = a[[2, 1]]
