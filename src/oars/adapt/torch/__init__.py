@@ -21,10 +21,11 @@ def install(world: Any, plan: dict, record: Any) -> None:
     gradients = None
     if world is not None:
         ctx.world, ctx.rank, ctx.size = world, world.rank, world.size
-        from oars.adapt.torch import calls, gradients as gradients_, layers, loaders, losses, noise, norm, shapes
+        from oars.adapt.torch import calls, functions, hooks, layers, loaders, losses, noise, norm, shapes
+        from oars.adapt.torch import gradients as gradients_
 
         assert layers and losses and shapes  # imported for the rules they register
         gradients = gradients_.install()
-        for part in (noise, norm, calls, loaders):
+        for part in (noise, norm, calls, functions, hooks, loaders):
             part.install()
     steps.install(torch, gradients)

@@ -130,19 +130,18 @@ def _print(data: Any, spec: Any) -> Any:
     return (type(data).__name__, *map(_print, parts, spec)) if parts is not None and len(parts) == len(spec) else None
 
 
-def with_template(data: Any) -> Any:
+def with_template(data: Any, spec: Any) -> Any:
     """A batch smaller than the number of ranks: ranks without rows get empty ones of the first rank's kind."""
-    template = ctx.world.broadcast(_emptied(data, default_spec(data)) if ctx.rank == 0 else None)
+    template = ctx.world.broadcast(_emptied(data, spec) if ctx.rank == 0 else None)
     return template if isinstance(data, str) and data == NOTHING else data
 
 
 def _emptied(data: Any, spec: Any) -> Any:
-    if isinstance(data, (torch.Tensor, np.ndarray)):
+    if spec in ("rows", "array"):
         return data[:0]
     if spec == "list":
         return type(data)()
-    parts = children(data)
-    return data if parts is None else _rebuilt(data, [_emptied(p, default_spec(p)) for p in parts])
+    return data if spec == "same" else _rebuilt(data, list(map(_emptied, children(data) or [], spec)))
 
 
 def to_batch(data: Any, spec: Any, cut: Cut) -> Any:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from oars.adapt.torch import hooks, wire
 from oars.adapt.torch import rows as rows_
-from oars.adapt.torch import wire
 from oars.adapt.torch.context import ctx, own
 from oars.adapt.torch.rows import Rows
 from oars.exchange.allreduce import Exchange
@@ -96,10 +96,15 @@ class Gradients:
         if inputs is not None:
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             inputs = [i.local if isinstance(i, Rows) else i for i in inputs]
+        before = hooks.before_backward()
         self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
                                     else seeds, retain_graph, create_graph, None, inputs))
         self.backwards += 1
-        self.finish(create_graph)
+        if before or create_graph or not self._more_to_come():
+            self.settle()
+            hooks.after_exchange(before)
+        else:
+            self._put_off()
 
     def _run(self, work: Any) -> Any:
         plain, ctx.plain = ctx.plain, True
@@ -110,15 +115,12 @@ class Gradients:
             self.running -= 1
             ctx.plain = plain
 
-    def finish(self, create_graph: bool = False) -> None:
-        """Exchange what got gradients, or put it off to the step's last backward."""
-        if not create_graph and self._more_to_come():
-            self.pending.update((id(p), p) for p in self.touched)
-            self.touched.clear()
-            if self.pending:
-                torch.Tensor.grad = _Watched(self)  # type: ignore[assignment]
-            return
-        self.settle()
+    def _put_off(self) -> None:
+        """Leave the exchange to the step's last backward."""
+        self.pending.update((id(p), p) for p in self.touched)
+        self.touched.clear()
+        if self.pending:
+            torch.Tensor.grad = _Watched(self)  # type: ignore[assignment]
 
     def _more_to_come(self) -> bool:
         pattern = self.pattern

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from oars.adapt.torch import wire
-from oars.adapt.torch.context import ctx, scaled
+from oars.adapt.torch.context import Split, ctx, scaled
 from oars.adapt.torch.rows import FUNCTIONAL, RULES, Rows, Unsplit, cut, whole, wrap
 from oars.adapt.torch.rules import rule
 
@@ -296,7 +297,7 @@ def multi_head_attention(func: Any, args: tuple, kwargs: dict) -> Any:
     heads, dropout = args[4], args[10]
     training = kwargs.get("training", args[13] if len(args) > 13 else True)
     if not all(isinstance(x, Rows) and x.dim_ == 1 and x.local.dim() == 3 and x.offsets == q.offsets
-               for x in (q, k, v)) or (dropout > 0 and training):
+               for x in (q, k, v)):
         raise Unsplit
     local = {"key_padding_mask": kwargs.get("key_padding_mask"), "attn_mask": kwargs.get("attn_mask")}
     for name, mask in local.items():
@@ -311,7 +312,11 @@ def multi_head_attention(func: Any, args: tuple, kwargs: dict) -> Any:
         raise Unsplit
     same = k is q and v is q  # nn.functional takes a shorter way when they are one object
     rest = (q.local, q.local, q.local) if same else (q.local, k.local, v.local)
-    out, weights = func(*rest, *args[3:], **{**kwargs, **local})
+    ctx.split = Split(q.offsets, None, q.local.shape[1] == 0) if dropout > 0 and training else None
+    try:
+        out, weights = func(*rest, *args[3:], **{**kwargs, **local})
+    finally:
+        ctx.split = None
     return Rows(out, q.offsets, 1), None if weights is None else Rows(weights, q.offsets, 0)
 
 
@@ -322,8 +327,10 @@ def recurrent(func: Any, args: tuple, kwargs: dict) -> Any:
         raise Unsplit  # packed sequences
     x, hidden, weights, biases, layers, dropout, training, both_ways, batch_first_ = args
     at = 0 if batch_first_ else 1
-    if x.local.dim() != 3 or x.dim_ != at or (dropout > 0 and training and layers > 1):
+    if x.local.dim() != 3 or x.dim_ != at:
         raise Unsplit
+    if dropout > 0 and training and layers > 1:
+        return _layer_by_layer(func, *args)
 
     def state(h: Any) -> torch.Tensor:
         if isinstance(h, Rows):
@@ -335,6 +342,25 @@ def recurrent(func: Any, args: tuple, kwargs: dict) -> Any:
     local = tuple(map(state, hidden)) if isinstance(hidden, (tuple, list)) else state(hidden)
     out, *states = func(x.local, local, weights, biases, layers, dropout, training, both_ways, batch_first_)
     return (Rows(out, x.offsets, at), *(Rows(s, x.offsets, 1) for s in states))
+
+
+def _layer_by_layer(func: Any, x: Any, hidden: Any, weights: Any, biases: bool, layers: int, dropout: float,
+                    training: bool, both_ways: bool, first: bool) -> Any:
+    """A recurrence with dropout between its layers, as PyTorch does it: on sequence-first tensors."""
+    ctx.note("random")
+    ways = 2 if both_ways else 1
+    per = len(weights) // layers
+    states: list[list] = []
+    for i in range(layers):
+        here = slice(i * ways, (i + 1) * ways)
+        state = tuple(h[here] for h in hidden) if isinstance(hidden, (tuple, list)) else hidden[here]
+        x, *last = func(x, state, weights[i * per : (i + 1) * per], biases, 1, 0.0, training, both_ways, first)
+        states.append(last)
+        if i < layers - 1:
+            x = x.transpose(0, 1) if first else x
+            x = F.dropout(x, dropout, True)
+            x = x.transpose(0, 1) if first else x
+    return (x, *(torch.cat(parts) for parts in zip(*states, strict=True)))
 
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")

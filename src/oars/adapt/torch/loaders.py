@@ -130,9 +130,10 @@ def iter_next(self: Any) -> Any:
         return _probed(self, every, spec, cut)
     if way == WHOLE:
         return data if not isinstance(data, str) and len(cut.indices) == collate.length(data) else _refetch(self, cut)
+    default = self._collate_fn in _DEFAULT
     if cut.offsets[-1] < ctx.size:
-        data = collate.with_template(data)
-    if self._collate_fn in _DEFAULT:
+        data = collate.with_template(data, collate.default_spec(data) if default else spec)
+    if default:
         spec = collate.default_spec(data)
     elif not collate.alike(data, spec):
         return _not_by_row(self, _refetch(self, cut))

@@ -1,4 +1,4 @@
-"""Dropout: the mask of the global batch is drawn from the stream that all ranks share, and each rank keeps its rows.
+"""Noise inside models. Dropout: the mask of the global batch is drawn from the stream that all ranks share, and each rank keeps its rows.
 
 So a run on N ranks drops the very units that one process would drop, and the stream stands where one process's would.
 Drawing the whole mask costs a little more than drawing one's own part of it.
@@ -6,12 +6,15 @@ Drawing the whole mask costs a little more than drawing one's own part of it.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
-from oars.adapt.torch.context import ctx, own, scaled
+from oars.adapt.torch.context import Split, ctx, own, scaled
 from oars.adapt.torch.rows import Rows, Unsplit, gathered
 
 _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")}
@@ -21,7 +24,11 @@ def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Te
     """What ``name`` would multiply a tensor of this global shape with."""
     if name != "dropout":
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
-    return _plain[name](torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
+        return _plain[name](torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
+    # Numbers are drawn in the order of memory: lay the dimensions out as this rank's rows have them.
+    order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), -like.shape[d]))
+    ones = torch.ones([shape[d] for d in order], dtype=like.dtype, device=like.device)
+    return _plain[name](ones.permute([order.index(d) for d in range(like.dim())]), p, True)
 
 
 def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Rows:
@@ -50,6 +57,8 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     else:  # inside one of PyTorch's own composite layers: samples are outermost
         n = max(own(split.offsets)[1], 1)
         dim, k = 0, x.shape[0] // n
+        for trace in ctx.traces:
+            trace.draws.append((0, scaled(split.offsets, k)))
     if not training or p == 0:
         return x
     offsets = scaled(split.offsets, k)
@@ -78,7 +87,62 @@ def _patched(name: str) -> Any:
     return dropout
 
 
+_attention = F.scaled_dot_product_attention
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None,
+              dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+              enable_gqa: bool = False) -> torch.Tensor:
+    """nn.functional's, whose dropout is drawn inside its kernel: with dropout on rows, step by step as it does on CPU."""
+    if dropout_p == 0 or not (isinstance(query, Rows) or ctx.split) or torch.compiler.is_compiling():
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
+        else:
+            scores = scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p, True) @ value
+
+
+class _Again:
+    """A checkpointed function: run again in backward, it must draw what it drew in its split call."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.split = function, ctx.split
+        self.drawn = ctx.split.drawn if ctx.split else 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.split is None or ctx.split is not None:
+            return self.function(*args, **kwargs)
+        ctx.split = Split(self.split.offsets, self.split.draws, self.split.empty)
+        ctx.split.drawn = self.drawn
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            ctx.split = None
+
+
+_checkpoint = torch.utils.checkpoint.checkpoint
+
+
+@functools.wraps(_checkpoint)
+def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces torch.utils.checkpoint.checkpoint."""
+    if any(isinstance(a, Rows) for a in args):
+        kwargs["use_reentrant"] = False  # the other way is a custom function, which does not know rows
+    return _checkpoint(_Again(function), *args, **kwargs)
+
+
 def install() -> None:
-    """Patch nn.functional's dropouts."""
+    """Patch nn.functional's dropouts and attention, and checkpointing."""
     for name in _plain:
         setattr(F, name, _patched(name))
+    F.scaled_dot_product_attention = attention
+    torch.utils.checkpoint.checkpoint = checkpoint

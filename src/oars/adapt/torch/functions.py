@@ -1,0 +1,119 @@
+"""Custom ``autograd.Function``s and ``torch.func`` transforms that meet rows.
+
+Neither goes through PyTorch's overrides. A custom function is tried out once: its forward and its backward run on Rows
+under watch, and if both work row by row it is applied to own rows from then on (a gradient reversal, a straight-through
+estimator), else to the whole batch. Transforms always work on the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from oars.adapt.torch.calls import Trace
+from oars.adapt.torch.context import Offsets, ctx
+from oars.adapt.torch.rows import Rows, cut, whole
+
+_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_by_row: dict[tuple, tuple[int, ...] | None] = {}  # (function, kinds of arguments) -> batch dimension of each result
+
+
+class _Notes:
+    """What ``ctx`` is in a custom function's forward and backward, for trying it out."""
+
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.saved_tensors: tuple = ()
+        self.needs_input_grad = needs
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = lambda self, *a: None
+
+
+def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``autograd.Function.apply``."""
+    lead = next((a for a in args if isinstance(a, Rows)), None)
+    if lead is None:
+        return _apply(cls, *args, **kwargs)
+    key = (cls, tuple((a.dim_, a.local.dim()) if isinstance(a, Rows) else type(a) for a in args))
+    if key not in _by_row:
+        _by_row[key] = _try_out(cls, args, lead.offsets)
+    dims = _by_row[key]
+    if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
+        return _apply(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
+    out = _apply(cls, *[_own(a, lead) for a in args], **kwargs)
+    if not isinstance(out, tuple):
+        return Rows(out, lead.offsets, dims[0])
+    return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
+
+
+def _own(a: Any, lead: Rows) -> Any:
+    if isinstance(a, Rows):
+        return a.local
+    if isinstance(a, torch.Tensor) and a.dim() == lead.local.dim() and a.shape[lead.dim_] == lead.offsets[-1]:
+        return cut(a, lead.offsets, lead.dim_)
+    return a
+
+
+def _try_out(cls: Any, args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
+    """The batch dimension of each result if the function works row by row, else None."""
+    needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    notes, trace = _Notes(needs), Trace()
+    args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+    traces, ctx.traces = ctx.traces, [trace]
+    try:
+        with torch.no_grad():
+            if cls.setup_context is not torch.autograd.Function.setup_context:
+                out = cls.forward(*args)
+                cls.setup_context(notes, args, out)
+            else:
+                out = cls.forward(notes, *args)
+            outs = out if isinstance(out, tuple) else (out,)
+            if not all(isinstance(o, Rows) and o.offsets == offsets for o in outs):
+                return None
+            if any(needs):
+                cls.backward(notes, *[o.clone() for o in outs])
+    except Exception as error:  # it may do anything; what cannot be tried out is gathered, and that is always right
+        trace.events.append(repr(error))
+    finally:
+        ctx.traces = traces
+    return None if trace.events else tuple(o.dim_ for o in outs)
+
+
+def _on_whole(transform: Any) -> Any:
+    """A torch.func transform whose function gets whole tensors and runs alike on every rank."""
+
+    @functools.wraps(transform)
+    def transformed(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if ctx.plain:
+            return transform(func, *args, **kwargs)
+        plain = tree_map(lambda a: whole(a, transform.__name__) if isinstance(a, Rows) else a, (args, kwargs))
+        made = _alike(transform)(func, *plain[0], **plain[1])
+        return _alike(made) if callable(made) else made
+
+    return transformed
+
+
+def _alike(call: Any) -> Any:
+    @functools.wraps(call)
+    def alike(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda a: whole(a, "torch.func") if isinstance(a, Rows) else a, (args, kwargs))
+        before, ctx.plain = ctx.plain, True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            ctx.plain = before
+
+    return alike
+
+
+def install() -> None:
+    """Patch custom functions' apply and torch.func's transforms."""
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    for name in ("grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"):
+        setattr(torch.func, name, _on_whole(getattr(torch.func, name)))
+    torch.vmap = torch.func.vmap

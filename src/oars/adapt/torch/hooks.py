@@ -1,0 +1,85 @@
+"""Tensor hooks that the script registers: they see global gradients, as on one process.
+
+On a leaf, PyTorch would run a hook with this rank's part before it is accumulated. Here it runs when the exchange is
+done, on what this backward added (clamping in a hook is a common way to clip). On a result in between it runs in
+backward, on the mean over ranks for plain tensors and on own rows' true gradient for rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from oars.adapt.torch import wire
+from oars.adapt.torch.context import ctx
+from oars.adapt.torch.rows import RULES, Rows
+
+_register_hook: Any = torch.Tensor.register_hook
+_on_leaf: dict[int, tuple[torch.Tensor, list]] = {}
+
+
+class _Handle:
+    """What ``register_hook`` returns."""
+
+    def __init__(self, hooks: list, hook: Any) -> None:
+        self._hooks, self._hook = hooks, hook
+        hooks.append(hook)
+
+    def remove(self) -> None:
+        """Take the hook away again."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+    def __enter__(self) -> _Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def register_hook(self: torch.Tensor, hook: Any) -> Any:
+    """Replaces ``Tensor.register_hook`` for plain tensors."""
+    if isinstance(self, Rows):
+        return _on_rows(_register_hook, (self, hook), {})
+    if ctx.plain or not self.requires_grad:
+        return _register_hook(self, hook)
+    if self.is_leaf:
+        return _Handle(_on_leaf.setdefault(id(self), (self, []))[1], hook)
+    return _register_hook(self, lambda grad: hook(wire.Mean.apply(grad)))
+
+
+def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
+    x, hook = args
+    ctx.note("hooks")
+
+    def local(grad: torch.Tensor) -> Any:
+        out = hook(Rows(grad / ctx.size, x.offsets, x.dim_))
+        return out.local * ctx.size if isinstance(out, Rows) else out
+
+    return _register_hook(x.local, local)
+
+
+def before_backward() -> dict[int, Any]:
+    """What hooked leaves hold now, to know afterwards what was added."""
+    return {key: None if p.grad is None else p.grad.clone() for key, (p, hooks) in _on_leaf.items() if hooks}
+
+
+def after_exchange(before: dict[int, Any]) -> None:
+    """Run leaf hooks on what this backward added."""
+    for key, old in before.items():
+        leaf, hooks = _on_leaf[key]
+        if leaf.grad is None or (old is not None and torch.equal(leaf.grad, old)):
+            continue
+        with torch.no_grad():
+            added = leaf.grad.clone() if old is None else leaf.grad - old
+            for hook in list(hooks):
+                changed = hook(added)
+                added = added if changed is None else changed
+            leaf.grad.copy_(added if old is None else old + added)
+
+
+def install() -> None:
+    """Patch Tensor.register_hook."""
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    RULES["register_hook"] = _on_rows
