@@ -13,7 +13,8 @@ import pytest
 from oars.cli import split_script
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
+       "CUDA_VISIBLE_DEVICES": ""}  # ranks on cores, wherever the tests run
 
 
 def oars(folder: Path, *args: str, env: dict[str, str] = ENV) -> subprocess.CompletedProcess:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
+       "CUDA_VISIBLE_DEVICES": ""}  # ranks on cores, wherever the tests run
 RANK = "import os, sys, time\nrank = int(os.path.basename(os.readlink('/proc/self/fd/1'))[5:-4])\n"
 
 

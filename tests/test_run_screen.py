@@ -17,7 +17,8 @@ from pathlib import Path
 from oars.run.screen import closing_lines, status_text
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
+       "CUDA_VISIBLE_DEVICES": ""}  # ranks on cores, wherever the tests run
 
 # Steps as an adapter would record them, then silence, then a progress bar, then silence within the bar.
 SCRIPT = """

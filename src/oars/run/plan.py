@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -48,6 +49,7 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **o
         "host": socket.gethostname(),
         "cwd": os.getcwd(),
         "started": time.time(),
+        "mpi_settings": [name for name in os.environ if re.match(r"(OMPI|PMIX|PRTE)_MCA_", name)],  # these stay
         "one_stream": one_stream(),
         "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
         "versions": versions(),

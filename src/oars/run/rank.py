@@ -40,8 +40,7 @@ def main() -> None:
         if plan["gpus"]:
             os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
         world = join(folder, plan, rank)
-    for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
-        del os.environ[name]
+    hide_ranks(plan)
     record = Record(folder, voice=rank == 0, world=world)
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan))
     atexit.register(ends.last)  # first in, so it runs after the script's own
@@ -58,6 +57,17 @@ def _launched(*names: str) -> str:
         if name in os.environ:
             return os.environ[name]
     raise SystemExit(f"oars: this process was not started by a known MPI launcher: none of {', '.join(names)} is set")
+
+
+def hide_ranks(plan: dict[str, Any]) -> None:
+    """Remove from the environment what a script could tell its rank by, once MPI has read it."""
+    for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
+        if name not in plan["mpi_settings"]:
+            del os.environ[name]
+    if plan["ranks"] > 1 and sys.version_info >= (3, 12):
+        import warnings  # MPI's own threads are no news to a script that forks
+
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
 
 def redirect_output(folder: Path, rank: int, plan: dict[str, Any]) -> None:
