@@ -42,10 +42,9 @@ class World:
         self.seconds += time.perf_counter() - began
         return array
 
-    def allgather_rows(self, rows: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them)."""
+    def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
+        """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
         began = time.perf_counter()
-        whole = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
         width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
         row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
         try:
@@ -54,7 +53,6 @@ class World:
         finally:
             row_type.Free()
         self.seconds += time.perf_counter() - began
-        return whole
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""

@@ -9,7 +9,6 @@ ends all ranks when one exits with a code, so the code travels by file and the p
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import json
 import os
 import signal
@@ -111,17 +110,28 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
     from oars.adapt.files.imports import when_imported
 
+    verified = "stop_after" in plan
+    if world is not None or verified:  # a verified script draws alike on one rank and on many, seeded or not
+        from oars.adapt import files, random
+
+        random.install(world or Alone(), plan)
+        when_imported("torch", random.seed_torch)
+        when_imported("torch", files.patch_torch)
+
     def torch_imported(_: Any) -> None:
-        importlib.import_module("oars.adapt.torch").install(world, plan, record)
+        import oars.adapt.torch
+
+        oars.adapt.torch.install(world, plan, record)
 
     when_imported("torch", torch_imported)
-    if importlib.util.find_spec("oars.adapt.random") is not None:
-        importlib.import_module("oars.adapt.random").install(world, plan)
-    # A verified script must not find what its first run wrote, so then no rank's files are real.
-    private = plan.get("private_files", False)
-    if (world is not None or private) and importlib.util.find_spec("oars.adapt.files") is not None:
-        files = importlib.import_module("oars.adapt.files")
-        files.install(rank, record.voice and not private, folder / "files", same_for_all=(folder,))
+    if world is not None or verified:  # ... and must not find what its first run wrote: then no rank's files are real
+        files.install(rank, record.voice and not verified, folder / "files", same_for_all=(folder,))
+
+
+class Alone:
+    """All that adapters of one rank's files and random numbers ask of a world."""
+
+    rank, size = 0, 1
 
 
 class Ends:

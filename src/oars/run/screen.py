@@ -33,13 +33,15 @@ class Screen:
         self._at_line_start = True
         self._wrote_at = self._drew_at = 0.0
 
-    def update(self) -> None:
+    def update(self, to_the_end: bool = False) -> None:
         """Copy what is new; redraw the status line if it is time."""
         if not self.show:
             return
         for tail in self._files:
-            while data := tail.read():
+            reads = 0  # a script that prints faster than we copy must not keep us from watching it
+            while (to_the_end or reads < 16) and (data := tail.read()):
                 self.write(tail.target, data)
+                reads += 1
         now = time.monotonic()
         if (self._status and self._at_line_start and now - self._wrote_at >= SILENT_FOR
                 and now - self._drew_at >= REDRAW_EVERY):
@@ -133,7 +135,10 @@ def closing_lines(folder: Path, plan: dict[str, Any], code: int) -> list[str]:
     parts.append(f"{summary['steps']:,} step{'s' * (summary['steps'] != 1)}")
     seconds = summary["seconds"]
     if seconds:
-        parts.append(f"{summary['samples_per_s']:,.0f} samples/s")
+        if summary["samples"]:
+            parts.append(f"{summary['samples_per_s']:,.0f} samples/s")
+        else:  # batches made by hand, whose rows nobody counted
+            parts.append(f"{(summary['steps'] - 1) / seconds:,.3g} steps/s")
         if ranks > 1:
             parts.append(f"{100 * summary['exchange_seconds'] / seconds:.1f} % of the time in exchange")
     if code:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -51,7 +52,7 @@ class Supervisor:
         try:
             self._start()
             self._watch()
-            self.screen.update()
+            self.screen.update(to_the_end=True)
             self.screen.erase()
             return self._verdict()
         except BrokenPipeError:  # nobody reads our output any more: as `python train.py | head` ends
@@ -67,6 +68,7 @@ class Supervisor:
             for name in os.listdir(self.folder):
                 if re.match(r"(pid|interrupted)-\d+$|exit-\d+\.json$", name):
                     os.unlink(self.folder / name)
+            shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
                 signal.signal(number, handler)
 

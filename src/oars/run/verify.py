@@ -26,7 +26,7 @@ SPLIT = {"batch": "split", "scale_lr": None, "local_batchnorm": False, "share_gp
 
 def verify(ranks: int | None, steps: int, script: str, args: list[str], module: bool) -> int:
     """Run twice, say in one line whether the training is the same; 0 if it is, 1 if not."""
-    many = make_plan(script, args, module, ranks, **SPLIT, stop_after=steps, private_files=True)
+    many = make_plan(script, args, module, ranks, **SPLIT, stop_after=steps)
     if many["ranks"] < 2:
         raise UsageError("verify compares one rank with several: use -n 2 or more")
     add_mpi(many)

@@ -75,13 +75,13 @@ class Overlay(View):
     def rmdir(self, path: Any) -> None:
         (where, target, state), there = self.settled(path, follow=False)
         try:
+            if there is not None and state not in (THROUGH, PURE):
+                self._permit_names(where)
             if there is None or not stat.S_ISDIR(there.st_mode) or state in _OWN:
                 real.rmdir(target)
                 self._places.clear()
             elif self.names(where):
                 raise _fail(errno.ENOTEMPTY, path)
-            else:
-                self._permit(os.path.dirname(where) or "/", os.W_OK | os.X_OK)
         except OSError as error:
             raise self._named(error, path) from None
         if state not in (THROUGH, PURE):
@@ -90,11 +90,11 @@ class Overlay(View):
     def unlink(self, path: Any) -> None:
         (where, target, state), there = self.settled(path, follow=False)
         try:
+            if there is not None and state not in (THROUGH, PURE):
+                self._permit_names(where)
             if there is None or stat.S_ISDIR(there.st_mode) or state in _OWN:
                 real.unlink(target)
                 self._places.clear()
-            else:
-                self._permit(os.path.dirname(where) or "/", os.W_OK | os.X_OK)
         except OSError as error:
             raise self._named(error, path) from None
         if state not in (THROUGH, PURE):
@@ -117,12 +117,14 @@ class Overlay(View):
                     raise _fail(errno.ENOTDIR if folder else errno.EISDIR, source)
                 if folder and self.names(new):
                     raise _fail(errno.ENOTEMPTY, source)
+            if old_state not in (THROUGH, PURE):
+                self._permit_names(old)
+            if new_state not in (THROUGH, PURE):
+                self._room(new)
             if old_state in (LOWER, KEPT):
-                self._permit(os.path.dirname(old) or "/", os.W_OK | os.X_OK)
                 self._lift_tree(old) if folder else self._lift(old)
                 old_at = self.tree + old
             if new_state in (LOWER, KEPT, ABSENT):
-                self._room(new)
                 new_at = self.tree + new
             _move(old_at, new_at)
         except OSError as error:
@@ -134,7 +136,7 @@ class Overlay(View):
         self._places.clear()
 
     def link(self, source: Any, target: Any, *, follow_symlinks: bool = True) -> None:
-        self._appear(target, lambda at: real.link(self._own(source, follow_symlinks), at), source)
+        self._appear(target, lambda at: real.link(self._own(source, follow_symlinks, ""), at), source)
 
     def symlink(self, source: Any, target: Any, target_is_directory: bool = False) -> None:
         self._appear(target, lambda at: real.symlink(source, at), source)
@@ -156,22 +158,22 @@ class Overlay(View):
         """``act`` (chmod, utime, chown, truncate, ...) on a file of this rank's own, copied up if need be."""
         follow = kw.get("follow_symlinks", True)
         try:
-            return act(self._own(path, follow, act is not real.truncate), *args, **kw)
+            return act(self._own(path, follow, "write" if act is real.truncate else "owner"), *args, **kw)
         except OSError as error:
             raise self._named(error, path) from None
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _own(self, path: Any, follow: bool, metadata: bool = False) -> str:
-        """The place of ``path``, once it is one that we may change."""
+    def _own(self, path: Any, follow: bool, right: str) -> str:
+        """The place of ``path``, once it is one that we may change; ``right``: the permission to ask for, if any."""
         (where, target, state), there = self.settled(path, follow)
         if there is None or state in _OWN:
             return target
         if stat.S_ISDIR(there.st_mode):
-            return self._stand_in(where, there) if metadata else target
-        if metadata and there.st_uid != os.geteuid() and os.geteuid() != 0:
+            return self._stand_in(where, there) if right == "owner" else target
+        if right == "owner" and there.st_uid != os.geteuid() and os.geteuid() != 0:
             raise _fail(errno.EPERM, path)
-        if not metadata:
+        if right == "write":
             self._permit(target, os.W_OK)
         self._lift(where)
         return self.tree + where
@@ -189,6 +191,10 @@ class Overlay(View):
         if not real.access(place, wanted, effective_ids=True):
             read_only = os.path.exists(place) and real.statvfs(place).f_flag & os.ST_RDONLY
             raise _fail(errno.EROFS if read_only else errno.EACCES, place)
+
+    def _permit_names(self, where: str) -> None:
+        """Raise what the kernel would if this process may not change the names in the folder of ``where``."""
+        self._permit(self.find(os.path.dirname(where) or "/")[1], os.W_OK | os.X_OK)
 
     def _room(self, where: str) -> None:
         """Make sure that something new can stand at ``where``, in this rank's view and in the mirror."""

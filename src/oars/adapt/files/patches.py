@@ -13,6 +13,7 @@ import functools
 import io
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from oars.adapt.files.voice import Voice
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _MAY_WRITE = frozenset("wxa+")
+_ONLY_READ = frozenset(("r", "rb", "rt"))
 _MODES = {"".join(sorted(kind + plus + b)) for kind in "rwxa" for plus in ("", "+") for b in ("", "b", "t")}
 _FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 _READERS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr")
@@ -109,6 +111,7 @@ def install_overlay(overlay: Overlay) -> None:
     swaps[os.getcwdb] = functools.wraps(os.getcwdb)(lambda: os.fsencode(overlay.getcwd()))
     _replace(swaps)
     _temporaries(overlay)
+    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # copies end in our write, which names a full overlay
     # With TensorFlow installed, tensorboard would write by its C++ file system; this makes it use Python's.
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     sys.meta_path.insert(0, _OwnModules(overlay))
@@ -120,13 +123,27 @@ def _by_descriptor(kw: dict[str, Any]) -> bool:
 
 
 def _reader(original: Any, overlay: Overlay, follow: bool) -> Any:
-    seen = overlay.seen
+    """``original``, which only looks at a path, in this rank's view."""
+    seen, find, news = overlay.seen, overlay.find, overlay.news
+    by_lstat = original in (real.stat, real.lstat)
 
     @functools.wraps(original)
     def call(path: Any, *args: Any, **kw: Any) -> Any:
-        if kw and kw.get("dir_fd") is not None or isinstance(path, int):
-            return original(path, *args, **kw)
-        return seen(original, path, follow and (not kw or kw.get("follow_symlinks", True)), *args, **kw)
+        if args or kw:
+            if kw.get("dir_fd") is not None or isinstance(path, int):
+                return original(path, *args, **kw)
+            return seen(original, path, follow and kw.get("follow_symlinks", True), *args, **kw)
+        if by_lstat and type(path) is str:  # the beaten track of ``seen``: what is no link need not be followed
+            try:
+                result = real.lstat(find(path, False)[1])
+            except OSError:
+                pass
+            else:
+                if (not follow or result.st_mode & 0o170000 != stat.S_IFLNK) and not news():
+                    return result
+        elif isinstance(path, int):
+            return original(path)
+        return seen(original, path, follow)
 
     return call
 
@@ -169,12 +186,24 @@ def _listers(overlay: Overlay) -> dict[Any, Any]:
 
 
 def _openers(overlay: Overlay) -> dict[Any, Any]:
+    find, news = overlay.find, overlay.news
+
     @functools.wraps(real.open)
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is not None:
             return real.open(path, flags, mode, dir_fd=dir_fd)
         if flags & _WRITING:
             return overlay.open(path, flags, mode)
+        if flags & os.O_PATH:
+            return overlay.open_seen(path, flags, mode, not flags & os.O_NOFOLLOW)
+        try:  # the beaten track: no link at the end, no news
+            fd = real.open(find(path, False)[1], flags | os.O_NOFOLLOW)
+        except OSError:
+            pass
+        else:
+            if not news():
+                return fd
+            real.close(fd)
         return overlay.open_seen(path, flags, mode, not flags & os.O_NOFOLLOW)
 
     def opener(path: Any, flags: int) -> int:
@@ -190,21 +219,24 @@ def _openers(overlay: Overlay) -> dict[Any, Any]:
                 raise (full(error, overlay.root) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error) from None
 
     @functools.wraps(real.open_file)
-    def open_file(
-        file: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
-        newline: str | None = None, closefd: bool = True, opener_: Any = None, **kw: Any,
+    def open_file(file: Any, mode: str = "r", *args: Any, **kw: Any) -> Any:
+        if isinstance(file, int) or len(args) > 5 or kw.get("opener") is not None:
+            return real.open_file(file, mode, *args, **kw)  # an opener of the script's own calls os.open
+        kw["opener"] = opener
+        return real.open_file(file, mode, *args, **kw) if mode in _ONLY_READ else to_write(file, mode, *args, **kw)
+
+    def to_write(
+        file: Any, mode: str, buffering: int = -1, encoding: str | None = None, errors: str | None = None,
+        newline: str | None = None, closefd: bool = True, opener: Any = None,
     ) -> Any:  # fmt: skip
-        own = kw.pop("opener", opener_) or opener
-        if isinstance(file, int):
-            return real.open_file(file, mode, buffering, encoding, errors, newline, closefd, kw.get("opener", opener_))
         letters = frozenset(mode)
         if "b" in letters:
             usual = encoding is None and errors is None and newline is None and buffering != 1
         else:
             usual = buffering != 0
         if letters.isdisjoint("wxa+") or not usual or not closefd or "".join(sorted(mode)) not in _MODES:
-            return real.open_file(file, mode, buffering, encoding, errors, newline, closefd, own, **kw)
-        raw = OverlayFile(file, mode.replace("b", "").replace("t", ""), opener=own)
+            return real.open_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        raw = OverlayFile(file, mode.replace("b", "").replace("t", ""), opener=opener)
         return _layers(raw, mode, buffering, encoding, errors, newline)
 
     return {real.open: os_open, real.open_file: open_file}

@@ -61,23 +61,23 @@ class Voice:
 
     def making(self, path: Any) -> None:
         """Something that is not there yet (a folder, a link) appears at ``path`` next."""
-        where = self._canonical(path, follow=False)
+        where = self._changeable(path)
         if where is not None and _lstat(where) is None:
             self._note(where, None)
             self._real_dirs.clear()
 
     def removing(self, path: Any) -> None:
         """The name ``path`` goes next: a file, a link or an empty folder."""
-        where = self._canonical(path, follow=False)
+        where = self._changeable(path)
         if where is not None:
             was = _lstat(where)
-            if was is not None and not (stat.S_ISDIR(was.st_mode) and real.listdir(where)):
+            if was is not None and (not stat.S_ISDIR(was.st_mode) or _names(where) == []):
                 self._keep_name(where, was)
             self._real_dirs.clear()
 
     def renaming(self, source: Any, target: Any) -> None:
         """``os.rename(source, target)`` comes next."""
-        old, new = self._canonical(source, follow=False), self._canonical(target, follow=False)
+        old, new = self._changeable(source), self._changeable(target)
         was = _lstat(old) if old is not None else None
         if old is not None and was is not None:
             self._keep_tree(old, was)
@@ -89,9 +89,14 @@ class Voice:
                 self._keep_name(new, there)
             elif was is not None and old is not None and stat.S_ISDIR(was.st_mode):
                 self._keep_name(new, there)
-                for name in real.listdir(old):  # the folder stays, what moves into it is new
+                for name in _names(old) or []:  # the folder stays, what moves into it is new
                     self._note(new + "/" + name, None)
         self._real_dirs.clear()
+
+    def _changeable(self, path: Any) -> str | None:
+        """The canonical name of ``path``; None if we may not change names in its folder: nothing will happen then."""
+        where = self._canonical(path, follow=False)
+        return where if where is not None and _may_change_names(where) else None
 
     def _canonical(self, path: Any, follow: bool) -> str | None:
         """``path`` without symbolic links on its way (and at its end, if ``follow``); None if it is not watched."""
@@ -131,7 +136,7 @@ class Voice:
         swap = (
             (was.st_nlink == 1 or known)
             and was.st_uid == os.geteuid()
-            and real.access(parent or "/", os.W_OK | os.X_OK, effective_ids=True)
+            and _may_change_names(where)
             and (empty or was.st_size <= LIMIT)
         )
         if not known:
@@ -178,8 +183,8 @@ class Voice:
         if self._known(where):
             return
         if stat.S_ISDIR(was.st_mode):
-            for entry in list(real.scandir(where)):
-                self._keep_tree(entry.path, real.lstat(entry.path))
+            for name in _names(where) or []:
+                self._keep_tree(f"{where}/{name}", real.lstat(f"{where}/{name}"))
         self._keep_name(where, was)
 
     def _link(self, where: str, was: os.stat_result, name: str) -> bool:
@@ -196,6 +201,18 @@ class Voice:
             real.copy_file(source, f"{self._kept}/{name}")
         finally:
             real.close(source)
+
+
+def _may_change_names(where: str) -> bool:
+    return real.access(os.path.dirname(where) or "/", os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _names(folder: str) -> list[str] | None:
+    """What is in a folder; None if we may not look (then the change that comes next fails too)."""
+    try:
+        return real.listdir(folder)
+    except OSError:
+        return None
 
 
 def _lstat(path: str) -> os.stat_result | None:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from oars.adapt.torch import rows as rows_
-from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site
-from oars.adapt.torch.rows import BatchSize, Rows
+from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site, tiny
+from oars.adapt.torch.rows import BatchSize, Rows, whole
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
@@ -64,6 +64,11 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     verdict = of_module.get(key)
     if verdict is None:
         verdict = of_module[key] = Verdict()
+    if tiny(offsets):  # fewer rows than ranks: a model that splits gets a stand-in row, any other the whole batch
+        if verdict.way == SPLIT and not ctx.traces:
+            return _split(self, verdict, leaves, spec, offsets)
+        args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+        return _deeper(_eager, self, args, kwargs)
     verdict.calls += 1
     if ctx.traces or verdict.calls & (verdict.calls - 1) == 0:  # a traced caller must see all that happens inside
         return _trace(self, verdict, leaves, spec, offsets)

@@ -60,6 +60,12 @@ def scaled(offsets: Offsets, k: int) -> Offsets:
     return tuple(o * k for o in offsets)
 
 
+@lru_cache(maxsize=4096)
+def tiny(offsets: Offsets) -> bool:
+    """Whether some rank has no rows."""
+    return any(a == b for a, b in zip(offsets, offsets[1:], strict=False))
+
+
 def own(offsets: Offsets) -> tuple[int, int]:
     """This rank's first row and how many it has."""
     lo = offsets[ctx.rank]

@@ -69,8 +69,8 @@ class Gradients:
         stack, seen = [x.grad_fn], set()
         while stack:
             node = stack.pop()
-            if node is None or node in seen or len(seen) > 10000:
-                continue
+            if node is None or node in seen or isinstance(node, wire.ACROSS):
+                continue  # behind a message between ranks are rows, and what met them was noted then
             seen.add(node)
             leaf = getattr(node, "variable", None)
             if leaf is not None:
@@ -155,7 +155,7 @@ class Gradients:
             plan = self.plans[key] = Plan(order, [self.serials[id(p)][0] for p in order])
         return plan
 
-    def _exchange(self, plan: Plan) -> None:
+    def _exchange(self, plan: Plan, of_all: bool = False) -> None:
         exchange = self.exchange
         header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted], np.int64)
         leaves = plan.leaves()
@@ -165,6 +165,9 @@ class Gradients:
                 plan.lay_in(exchange, leaves)
             headers = exchange.agree(header)
             if (headers[:, 0] != plan.digest).any():
+                if of_all:
+                    raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
+                                       "differently on some ranks")
                 self._exchange_union(plan)
                 return
             if plan.nbytes:
@@ -185,7 +188,7 @@ class Gradients:
         for p in leaves:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        self._exchange(Plan(leaves, serials))
+        self._exchange(Plan(leaves, serials), of_all=True)
 
     def stepped(self) -> None:
         """An optimizer stepped: learn how many backwards a step has."""

@@ -165,7 +165,7 @@ def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
     a, b = args[:2] if len(args) > 1 else (args[0], kwargs.get("mat2", kwargs.get("other")))
     if func.__name__ == "__rmatmul__":
         a, b = b, a
-    if "out" in kwargs or a.dim() == 0 or b.dim() == 0:
+    if kwargs.get("out") is not None or a.dim() == 0 or b.dim() == 0:
         raise Unsplit
     if isinstance(a, Rows) and isinstance(b, Rows):
         if a.dim_ == a.local.dim() - 1 and b.dim_ == max(b.local.dim() - 2, 0) and a.offsets == b.offsets:

@@ -16,10 +16,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from oars.adapt.torch import wire
-from oars.adapt.torch.context import Offsets, ctx, own, site
+from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
 
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
+WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 enter: Callable[[torch.Tensor], None] = lambda x: None  # told of plain tensors with gradients that meet rows
 
 
@@ -102,7 +103,8 @@ class Rows(torch.Tensor):
         if getattr(func, "__module__", None) == "torch.nn.functional":
             rule = FUNCTIONAL.get(name)
         rule = rule or RULES.get(name)
-        if rule is not None:
+        if rule is not None and not (name not in WITHOUT_ROWS and any(
+                isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
             try:
                 return rule(func, args, kwargs)
             except Unsplit:
@@ -176,13 +178,14 @@ def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
         if not isinstance(a, Rows):
             return a
         full = whole(a, name)
+        if inplace and full.requires_grad:
+            full = full.clone()  # PyTorch lets nobody change a custom function's result in place
         changed.append((a, full))
         return full
 
     inplace = (func.__name__.endswith("_") and not func.__name__.endswith("__")) or func.__name__ in _INPLACE
-    if not inplace and "out" not in kwargs:
+    if not inplace and kwargs.get("out") is None:
         return func(*tree_map(plain, args), **tree_map(plain, kwargs))
-    versions: list[int] = []
     args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
     versions = [full._version for _, full in changed]
     out = func(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own
-from oars.adapt.torch.rows import RULES, Rows, Unsplit, cut, gathered, whole, wrap
+from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, cut, gathered, whole, wrap
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
@@ -63,7 +63,7 @@ def localizer(args: tuple, kwargs: dict, op: str) -> tuple[Callable[[Any], Any],
 
 def pointwise(func: Any, args: tuple, kwargs: dict) -> Any:
     """Elementwise with broadcasting."""
-    if "out" in kwargs:
+    if kwargs.get("out") is not None:
         raise Unsplit
     op = func.__name__.strip("_")
     inplace = func.__name__.endswith("_") and not func.__name__.endswith("__") or func.__name__[:3] == "__i"
@@ -173,7 +173,7 @@ def along(func: Any, args: tuple, kwargs: dict) -> Any:
     name = func.__name__
     base = name.rstrip("_") if not name.startswith("_") else name
     x = args[0] if args else kwargs.get("input")
-    if not isinstance(x, Rows) or "out" in kwargs:
+    if not isinstance(x, Rows) or kwargs.get("out") is not None:
         raise Unsplit
     if base in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return pointwise(func, args, kwargs)
@@ -379,6 +379,10 @@ def iterate(func: Any, args: tuple, kwargs: dict) -> Any:
     new = x.dim_ - (dim < x.dim_)
     parts = [Rows(p, x.offsets, new) for p in x.local.unbind(dim)]
     return iter(parts) if func.__name__ == "__iter__" else tuple(parts)
+
+
+WITHOUT_ROWS.update(n for n, r in RULES.items() if r in (own_rows, type_, of_own, size, length, numel, stride, deepcopy))
+WITHOUT_ROWS.update(("register_hook", "backward"))
 
 
 # ---- random numbers -----------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def join(func: Any, args: tuple, kwargs: dict) -> Any:
     lead = next(a for a in tensors if isinstance(a, Rows))
     stacking = func.__name__ == "stack"
     dim %= lead.local.dim() + stacking
-    if "out" in kwargs or (dim == lead.dim_ and not stacking):
+    if kwargs.get("out") is not None or (dim == lead.dim_ and not stacking):
         raise Unsplit
     local = []
     for a in tensors:

@@ -34,14 +34,15 @@ def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     shape, dtype = rows.shape[1:], rows.dtype
     width = rows.element_size() * int(np.prod(shape, dtype=np.int64))
     counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
-    if width == 0:
-        whole = rows.new_empty((offsets[-1], *shape))
-    else:
-        flat = rows.reshape(-1).view(torch.uint8).reshape(len(rows), width).numpy()
-        whole = torch.from_numpy(ctx.world.allgather_rows(flat, counts)).reshape(-1).view(dtype)
-        whole = whole.reshape(offsets[-1], *shape)
-    whole = whole.movedim(0, dim) if dim else whole
-    return whole.to(x.device) if dim == 0 else whole.contiguous().to(x.device)
+    whole = torch.empty((offsets[-1], *shape), dtype=dtype)
+    if width and len(whole):
+        ctx.world.allgather_rows(_bytes(rows, width), counts, _bytes(whole, width))
+    whole = whole.movedim(0, dim).contiguous() if dim else whole
+    return whole.to(x.device)
+
+
+def _bytes(rows: torch.Tensor, width: int) -> np.ndarray:
+    return rows.reshape(-1).view(torch.uint8).reshape(len(rows), width).numpy()
 
 
 class Sum(torch.autograd.Function):
@@ -79,3 +80,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         return Sum.apply(grad).narrow(context.dim, *own(context.offsets)), None, None
+
+
+# The graph nodes that these leave behind.
+ACROSS = tuple(f._backward_cls for f in (Sum, Mean, Gather))  # type: ignore[attr-defined]
