@@ -177,6 +177,32 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_the_script(tmp_path, n):
     assert not left_behind(tmp_path)
 
 
+def test_ctrl_c_comes_at_the_same_step_where_an_adapter_polls(tmp_path):
+    process = start(tmp_path, 3, """
+        import gc
+        from mpi4py import MPI
+        record = next(found for found in gc.get_objects() if type(found).__name__ == 'Record')
+        record.polls = True
+        step = 0
+        try:
+            while True:
+                if MPI.COMM_WORLD.allreduce(record.interrupted):
+                    record.raise_interrupt()
+                step += 1
+                if step == 100:
+                    print('ready')
+        except KeyboardInterrupt:
+            print(MPI.COMM_WORLD.allgather(step))
+            time.sleep(4)  # saving what the user wants kept may take longer than a rank has to take the signal
+            print('saved')
+    """)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    steps, saved = out.splitlines()
+    assert len(set(eval(steps))) == 1 and saved == "saved"
+    assert process.returncode == 0, err  # the script's own choice
+
+
 def test_ctrl_c_ends_ranks_that_do_not_listen(tmp_path):
     began = time.time()
     process = start(tmp_path, 2, """

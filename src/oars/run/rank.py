@@ -139,7 +139,7 @@ class Ends:
 
     def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path) -> None:
         self.folder, self.rank, self.record, self.world = folder, rank, record, world
-        self.pid, self.stderr = os.getpid(), stderr
+        self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
@@ -150,12 +150,14 @@ class Ends:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
-        if os.getpid() == self.pid and self.world is not None and self.record.polls and not self.record.interrupted:
-            self.record.interrupted = True
-        elif os.getpid() == self.pid:
-            self.record.raise_interrupt()
-        else:
+        if os.getpid() != self.pid:
             raise KeyboardInterrupt
+        first, self.interrupts = self.interrupts == 0, self.interrupts + 1
+        if self.world is not None and self.record.polls and not self.record.interrupted:
+            if not (first and self.record.taken):  # else the others' signals came before ours, and all have stopped
+                self.record.interrupted = True
+        else:
+            self.record.raise_interrupt()
 
     def failed(self, error: BaseException) -> None:
         """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""

@@ -26,6 +26,7 @@ class Record:
         self.samples = 0
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
+        self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
         self._world = world
         self._said: set[str] = set()
@@ -73,7 +74,7 @@ class Record:
 
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
-        self.interrupted = False
+        self.interrupted, self.taken = False, True
         mark = self.folder / f"interrupted-{self._world.rank if self._world is not None else 0}"
         mark.touch()
         raise KeyboardInterrupt
