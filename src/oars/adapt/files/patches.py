@@ -22,7 +22,7 @@ from typing import Any
 
 from oars.adapt.files import real
 from oars.adapt.files.overlay import Overlay, full
-from oars.adapt.files.view import THROUGH, Entries, Entry
+from oars.adapt.files.view import TEMPORARY, Entries, Entry
 from oars.adapt.files.voice import Voice
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -273,7 +273,7 @@ def _temporaries(overlay: Overlay) -> None:
                 made = make(path)
             except FileExistsError:
                 continue
-            overlay.mark(real.realpath(os.fsdecode(path)), THROUGH)
+            overlay.mark(real.realpath(os.fsdecode(path)), TEMPORARY)
             return made, path
 
     @functools.wraps(inner)

@@ -28,9 +28,10 @@ from typing import Any
 from oars.adapt.files import real
 from oars.adapt.files.ledger import Ledger
 
-THROUGH, LOWER, KEPT, HERE, NEW, PURE, ABSENT, GONE = range(8)
+THROUGH, LOWER, KEPT, HERE, NEW, PURE, ABSENT, GONE, TEMPORARY = range(9)
 Place = tuple[str, str, int]  # canonical name, place in the real file system, state
 
+_REAL = (THROUGH, TEMPORARY)
 _SAME = object()
 _NOTHING: dict[str, Any] = {}
 _ISLNK = stat.S_IFLNK
@@ -48,8 +49,10 @@ class View:
         self._journal = Ledger(root + "/journal")
         self._forked = False
         self._before: dict[str, dict[str, str | None]] = {}  # folder -> name -> kept original, None: was not there
-        self._mine: dict[str, dict[str, int]] = {}  # folder -> name -> HERE, NEW, GONE, or THROUGH
+        self._mine: dict[str, dict[str, int]] = {}  # folder -> name -> HERE, NEW, GONE, THROUGH, TEMPORARY
         self._places: dict[str, tuple[int, str]] = {}  # folder as the script writes it -> state, canonical name
+        for folder in through:
+            self._set(folder.rstrip("/"), THROUGH)
         self._cwd = real.getcwd()
         real.mkdir(self.tree)
         real.close(real.open(root + "/file", os.O_CREAT | os.O_WRONLY, 0o600))  # what is below it is "not a directory"
@@ -127,7 +130,7 @@ class View:
         for name, own in self._mine.get(where, _NOTHING).items():
             if own == GONE:
                 found.pop(name, None)
-            elif own != THROUGH:
+            elif own not in _REAL:
                 found[name] = None
 
     # -- finding -------------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class View:
             target, state = full, LOWER
             own = self._mine.get(where, _NOTHING).get(tail)
             if own is not None:
-                if own == THROUGH:
+                if own in _REAL:
                     return full, full, THROUGH
                 target, state = (self.root + "/absent", ABSENT) if own == GONE else (self.tree + full, own)
             else:
@@ -268,7 +271,8 @@ class View:
 
     def temporaries(self) -> list[str]:
         """The real files and folders that this rank has made for itself (``tempfile``)."""
-        return [f"{folder}/{name}" for folder, names in self._mine.items() for name in names if names[name] == THROUGH]
+        every = ((f"{folder}/{name}", own) for folder, names in self._mine.items() for name, own in names.items())
+        return [path for path, own in every if own == TEMPORARY]
 
     def _before_fork(self) -> None:
         # Alone, a process knows its own journal; from its first fork on it must follow it.

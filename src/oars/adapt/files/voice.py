@@ -30,7 +30,7 @@ class Voice:
     def __init__(self, shared_dir: str, ledger: Ledger, through: list[str]) -> None:
         self._kept = shared_dir + "/kept"
         self._ledger = ledger
-        self._through = through
+        self._through = tuple(through)
         self._seen: set[str] = set()
         self._linked: set[tuple[int, int]] = set()  # inodes that live in kept/ too
         self._real_dirs: dict[str, str] = {}
@@ -114,7 +114,7 @@ class Voice:
         where = directory + "/" + tail
         if follow and os.path.islink(where):
             where = real.realpath(where)
-        return None if where.startswith(tuple(self._through)) else where
+        return None if (where + "/").startswith(self._through) else where
 
     def _known(self, where: str) -> bool:
         if self._ledger.grew():  # a forked child of this rank writes here too
