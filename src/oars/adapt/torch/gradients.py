@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 import weakref
-import zlib
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch import nn
 
 from oars.adapt.torch import hooks, wire
 from oars.adapt.torch import rows as rows_
+from oars.adapt.torch.buckets import Plan
 from oars.adapt.torch.context import ctx, own
 from oars.adapt.torch.rows import Rows
 from oars.exchange.allreduce import Exchange
@@ -134,35 +133,31 @@ class Gradients:
             self.pending.clear()
         began = time.perf_counter()
         inside = ctx.world.seconds
-        touched, self.touched[:] = list(self.touched), []
-        sparse = [p for p in touched if p.grad.layout is not torch.strided or p.grad.requires_grad]
-        if sparse:
-            touched = [p for p in touched if not any(p is q for q in sparse)]
-        plan = self._plan(touched)
+        plan = self._plan(self.touched)
+        self.touched.clear()
         self._exchange(plan)
-        for p in sorted({id(p): p for p in sparse}.values(), key=lambda p: self.serials[id(p)][0]):
+        for p in plan.odd():
             p.grad = _mean_one_by_one(p.grad)
         ctx.world.seconds = inside + time.perf_counter() - began
 
     def _plan(self, touched: list[torch.Tensor]) -> Plan:
         key = tuple(map(id, touched))
         plan = self.plans.get(key)
-        if plan is None or not plan.alive():
+        if plan is None or plan.dead:
             if len(self.plans) > 32:
                 self.plans.clear()
-            unique = {id(p): p for p in touched}
-            order = sorted(unique.values(), key=lambda p: self.serials[id(p)][0])
-            plan = self.plans[key] = Plan(order, [self.serials[id(p)][0] for p in order])
+            by_serial = {self.serials[id(p)][0]: p for p in touched}
+            plan = self.plans[key] = Plan(dict(sorted(by_serial.items())))
         return plan
 
     def _exchange(self, plan: Plan, of_all: bool = False) -> None:
         exchange = self.exchange
         header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted], np.int64)
-        leaves = plan.leaves()
+        gradients = plan.gradients()
         with torch.no_grad():
             early = plan.nbytes <= exchange.capacity
             if early:
-                plan.lay_in(exchange, leaves)
+                plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
             if (headers[:, 0] != plan.digest).any():
                 if of_all:
@@ -173,12 +168,12 @@ class Gradients:
             if plan.nbytes:
                 if not early:
                     exchange.reserve(plan.nbytes)
-                    plan.lay_in(exchange, leaves)
+                    plan.lay_in(exchange, gradients)
                     exchange.agree(header)
                 exchange.average(plan.spans)
-                plan.take_out(leaves)
+                plan.take_out(gradients)
         if headers[:, 2].any():
-            raise KeyboardInterrupt
+            ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
 
     def _exchange_union(self, plan: Plan) -> None:
         """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
@@ -188,7 +183,7 @@ class Gradients:
         for p in leaves:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        self._exchange(Plan(leaves, serials), of_all=True)
+        self._exchange(Plan(dict(zip(serials, leaves, strict=True))), of_all=True)
 
     def stepped(self) -> None:
         """An optimizer stepped: learn how many backwards a step has."""
@@ -239,69 +234,6 @@ def _global_grad(of: Any, grad: Any) -> Any:
     return wire.Mean.apply(grad)
 
 
-class Plan:
-    """One set of leaves that get gradients together: their order, and where they lie in the exchange's buffers."""
-
-    def __init__(self, leaves: list[torch.Tensor], serials: list[int]) -> None:
-        self.refs = [weakref.ref(p) for p in leaves]
-        self.serials = serials
-        self.digest = zlib.crc32(repr([(s, tuple(p.shape), p.dtype) for s, p in zip(serials, leaves, strict=True)])
-                                 .encode())
-        self.shapes = [tuple(p.shape) if not p.is_complex() else (*p.shape, 2) for p in leaves]
-        self.carried = [_carried(p.dtype) for p in leaves]
-        self.offsets, self.spans, self.nbytes = [0] * len(leaves), [], 0
-        for dtype in (torch.float32, torch.float64):
-            start = self.nbytes
-            for i, shape in enumerate(self.shapes):
-                if self.carried[i] is dtype:
-                    self.offsets[i] = self.nbytes
-                    self.nbytes += prod(shape) * dtype.itemsize
-            if self.nbytes > start:
-                self.spans.append((start, (self.nbytes - start) // dtype.itemsize, _NUMPY[dtype]))
-            self.nbytes = -(-self.nbytes // 64) * 64
-        self.generation = -1
-        self.inbox: list[torch.Tensor] = []
-        self.result: list[torch.Tensor] = []
-
-    def alive(self) -> bool:
-        """Whether the ids that name this plan still mean the same leaves."""
-        return None not in [ref() for ref in self.refs]
-
-    def leaves(self) -> list[torch.Tensor]:
-        """The leaves themselves."""
-        return [ref() for ref in self.refs]  # type: ignore[misc]
-
-    def lay_in(self, exchange: Exchange, leaves: list[torch.Tensor]) -> None:
-        """Copy gradients into this rank's inbox."""
-        if self.generation != exchange.generation:
-            self.inbox = self._views(exchange.inbox)
-            self.result = self._views(exchange.result)
-            self.generation = exchange.generation
-        if leaves:
-            torch._foreach_copy_(self.inbox, [_real(p.grad) for p in leaves])
-
-    def take_out(self, leaves: list[torch.Tensor]) -> None:
-        """Copy the averages into the gradients."""
-        torch._foreach_copy_([_real(p.grad) for p in leaves], self.result)
-
-    def _views(self, buffer: np.ndarray) -> list[torch.Tensor]:
-        flat = torch.from_numpy(buffer)
-        return [flat[o : o + prod(s) * d.itemsize].view(d).view(s)
-                for o, s, d in zip(self.offsets, self.shapes, self.carried, strict=True)]
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def _carried(dtype: torch.dtype) -> torch.dtype:
-    """In what precision a gradient crosses."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
-
-
-def _real(grad: Any) -> torch.Tensor:
-    return torch.view_as_real(grad) if grad.is_complex() else grad
-
-
 def _mean_one_by_one(grad: Any) -> torch.Tensor:
     """Gradients that do not fit a flat buffer: sparse ones, and those that have a graph of their own."""
     if grad.layout is torch.strided:
@@ -333,6 +265,7 @@ class _Watched:
 def install() -> Gradients:
     """Patch backward and grad, and watch every parameter from its making."""
     gradients = Gradients()
+    ctx.record.polls = True
     rows_.enter = gradients.enter
     torch.autograd.backward = gradients.backward  # type: ignore[assignment]
     torch.autograd.grad = gradients.grad  # type: ignore[assignment]
