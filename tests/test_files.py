@@ -228,3 +228,26 @@ def test_ranks_that_race_on_the_same_files_all_take_the_same_branch(tmp_path: Pa
 def test_on_one_rank_nothing_is_replaced() -> None:
     code = "import builtins, os; before = dict(vars(os)), open; import oars.adapt.files; assert before == (dict(vars(os)), open)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCE}, check=True)
+
+
+def test_the_overlay_of_a_killed_rank_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    temporary, work = tmp_path / "temporary", tmp_path / "work"
+    temporary.mkdir()
+    work.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("open('x', 'w').write('x'); print('written', flush=True); import time; time.sleep(60)")
+    killed = start(1, 2, work, script, tmp_path / "shared", TMPDIR=str(temporary))
+    alive = start(2, 2, work, script, tmp_path / "shared", TMPDIR=str(temporary))
+    try:
+        for process in (killed, alive):
+            assert process.stdout and process.stdout.readline() == "written\n"
+        killed.kill()
+        killed.communicate()
+        for folder in temporary.iterdir():
+            os.utime(folder, (0, 0))
+        script.write_text("from oars.adapt import files; files.close(); import os; os._exit(0)")
+        start(3, 2, work, script, tmp_path / "shared", TMPDIR=str(temporary)).communicate(timeout=60)
+        assert [name[:7] for name in os.listdir(temporary)] == ["oars-2-"]
+    finally:
+        alive.kill()
+        alive.communicate()

@@ -35,10 +35,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import getpass
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -62,9 +64,10 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
         _side = Voice(shared, ledger, through)
         patches.install_voice(_side)
     else:
+        _remove_orphans()
         root = real.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
         _side = Overlay(root, shared, ledger, [*through, root + "/"])
-        atexit.register(_remove, _side, os.getpid())
+        atexit.register(close)
         patches.install_overlay(_side)
     redirect = outside.redirect_for(_side)
     when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
@@ -96,8 +99,10 @@ def _same_for_all(folders: list[str]) -> list[str]:
     return sorted({folder.rstrip("/") + "/" for folder in every})
 
 
-def _remove(overlay: Overlay, pid: int) -> None:
-    if os.getpid() != pid:  # a forked child
+def close() -> None:
+    """Remove this rank's overlay. Python's normal end does it; who ends by ``os._exit`` calls it first."""
+    overlay = _side
+    if not isinstance(overlay, Overlay) or os.getpid() != overlay.pid:  # the voice, or a forked child
         return
     for path in overlay.temporaries():
         shutil.rmtree(path, ignore_errors=True)
@@ -106,3 +111,14 @@ def _remove(overlay: Overlay, pid: int) -> None:
     shutil.rmtree(overlay.root, ignore_errors=True)  # all below it; the folder itself stands in a real one
     with contextlib.suppress(OSError):
         real.rmdir(overlay.root)
+
+
+def _remove_orphans() -> None:
+    """Remove overlays whose rank was killed: nobody holds the lock on their journal any more."""
+    for root in Path(tempfile.gettempdir()).glob("oars-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - real.lstat(root).st_mtime < 60:  # perhaps just being made
+                continue
+            with real.open_file(root / "journal", "rb") as journal:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(root, ignore_errors=True)

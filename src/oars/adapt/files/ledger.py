@@ -7,6 +7,7 @@ round. Following costs one ``lseek`` per look; only growth is read.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from typing import Any
@@ -44,6 +45,10 @@ class Ledger:
         data = data[: data.rfind(b"\n") + 1]
         self._end += len(data)
         return [json.loads(line) for line in data.splitlines()]
+
+    def hold(self) -> None:
+        """Lock the file for as long as this process and its forks live: who gets the lock knows that they do not."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def skip(self) -> None:
         """Take all present lines as read."""

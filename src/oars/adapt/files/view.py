@@ -47,6 +47,8 @@ class View:
         self._kept = shared_dir + "/kept/"
         self._ledger = ledger
         self._journal = Ledger(root + "/journal")
+        self._journal.hold()
+        self.pid = os.getpid()
         self._forked = False
         self._before: dict[str, dict[str, str | None]] = {}  # folder -> name -> kept original, None: was not there
         self._mine: dict[str, dict[str, int]] = {}  # folder -> name -> HERE, NEW, GONE, THROUGH, TEMPORARY
