@@ -1,7 +1,8 @@
 """The contract, kept: every script in ``scripts/`` does on 2, 3 and 4 ranks what it does on one process.
 
 A script is run once by ``python`` and once by ``oars run`` for each number of ranks, each in a folder of its own. The
-printed lines, the files left behind and (to the bit) the weights of the ranks are compared. To look at one scene:
+printed lines, the files left behind and (to the bit) the weights of the ranks are compared. Scripts that get on with
+each other share a process, since most of the time goes into starting ranks. To look at one scene alone:
 ``oars run -n 2 tests/contract/scripts/losses.py by_hand``.
 """
 
@@ -22,7 +23,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compare import files_differ, lines_differ
 
 HERE = Path(__file__).parent
-SCRIPTS = sorted(p.stem for p in (HERE / "scripts").glob("*.py") if p.stem != "scenes")
+GROUPS = [
+    ["loaders", "loaders_workers", "batches"],
+    ["handmade", "loops", "loops_more"],
+    ["losses", "losses_model", "batchnorm"],
+    ["tensors", "reductions", "files"],
+    ["output", "tutorial"],  # what these write to stderr is compared too
+    ["compiled"],
+]
+TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine
 
 
@@ -75,29 +84,33 @@ def oars(n: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def one_process(tmp_path_factory):
-    """A script's run by plain ``python``; once for all numbers of ranks."""
+    """A group's run by plain ``python``; once for all numbers of ranks."""
     runs: dict[str, Run] = {}
 
-    def get(name: str) -> Run:
-        if name not in runs:
-            folder = tmp_path_factory.mktemp(name) / "one"
-            runs[name] = Run([sys.executable, str(HERE / "scripts" / f"{name}.py")], folder)
-            assert runs[name].code == 0, f"the script itself fails:\n{runs[name]}"
-        return runs[name]
+    def get(group: list[str]) -> Run:
+        if group[0] not in runs:
+            folder = tmp_path_factory.mktemp(group[0]) / "one"
+            runs[group[0]] = Run([sys.executable, TOGETHER, *group], folder)
+            assert runs[group[0]].code == 0, f"the scripts themselves fail:\n{runs[group[0]]}"
+        return runs[group[0]]
 
     return get
 
 
+def test_every_script_is_in_a_group():
+    scripts = {p.stem for p in (HERE / "scripts").glob("*.py")} - {"scenes", "together"}
+    assert sorted(scripts) == sorted(name for group in GROUPS for name in group)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_ranks_do_what_one_process_does(name, n, one_process, tmp_path):
-    script = HERE / "scripts" / f"{name}.py"
-    one = one_process(name)
-    many = Run([*oars(n), str(script)], tmp_path / "ranks", OARS_DIGEST="1")
+@pytest.mark.parametrize("group", GROUPS, ids="+".join)
+def test_ranks_do_what_one_process_does(group, n, one_process, tmp_path):
+    one = one_process(group)
+    many = Run([*oars(n), TOGETHER, *group], tmp_path / "ranks", OARS_DIGEST="1")
     told = []
     if differ := lines_differ(one.out, many.out):
         told.append(f"printed lines differ:\n{differ}")
-    if "# contract: stderr" in script.read_text() and (differ := lines_differ(one.err, many.err)):
+    if "output" in group and (differ := lines_differ(one.err, many.err)):
         told.append(f"lines on stderr differ:\n{differ}")
     if differ := files_differ(one.folder, many.folder):
         told.append(f"files differ:\n{differ}")
@@ -105,7 +118,7 @@ def test_ranks_do_what_one_process_does(name, n, one_process, tmp_path):
     if len(digests) != n or len(set(digests.values())) != 1:
         told.append(f"weights are not equal, to the bit, on {n} ranks: {digests}")
     if told or many.code:
-        pytest.fail(f"{name} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
+        pytest.fail(f"{', '.join(group)} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,3 @@
-# contract: stderr
 """The outside world: what is printed, logged and drawn appears once."""
 
 import logging

@@ -32,6 +32,7 @@ def play():
         random.seed(7)
         _scenes[_playing]()
         print(f"streams {torch.rand(1).item():.9g} {np.random.rand():.9g} {random.random():.9g}")
+    _scenes.clear()  # another script may follow in this process
 
 
 def say(loss, what="loss"):
