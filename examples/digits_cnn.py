@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch-size", type=int, default=100)
-parser.add_argument("--lr", type=float, default=1e-3)
+parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--images", type=int, default=3_000, help="how many to train on")
 parser.add_argument("--data", help="folder with MNIST's IDX files; without it digits are drawn")
 parser.add_argument("--seed", type=int, default=1)
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 model = Net().to(device)
-optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
 step, began, times = 0, time.perf_counter(), []
 for _ in range(args.epochs):
