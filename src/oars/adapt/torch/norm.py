@@ -74,6 +74,8 @@ class GlobalBatchNorm(torch.autograd.Function):
         of_weight = (wide * centred).sum(dims) * invstd
         sums = wire.allreduce(torch.stack([of_bias, of_weight])) / context.count
         scale = invstd if weight is None else invstd * weight
+        if context.empty:  # a stand-in row has no part in the statistics
+            scale = scale * 0
         of_x = (wide - _shaped(sums[0], x) - centred * _shaped(sums[1] * invstd, x)) * _shaped(scale, x)
         return (of_x.to(x.dtype), None if weight is None else of_weight.to(weight.dtype),
                 None if bias is None else of_bias.to(bias.dtype), *[None] * 5)
@@ -133,7 +135,8 @@ def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight:
 
 
 def _train(*args: Any) -> torch.Tensor:
-    return (local_batch_norm if ctx.plan.get("local_batchnorm") else global_batch_norm)(*args)
+    local = ctx.plan.get("local_batchnorm") or ctx.plan.get("batch") == "keep"
+    return (local_batch_norm if local else global_batch_norm)(*args)
 
 
 def _gathered_rule(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 from typing import Any
@@ -34,6 +35,8 @@ def install(torch_: Any, gradients: Any) -> None:
 
     def add_param_group(self: Any, group: dict) -> None:
         add(self, group)
+        if "lr" in self.param_groups[-1]:
+            self.param_groups[-1]["lr"] = _scaled_lr(self.param_groups[-1]["lr"])
         for p in self.param_groups[-1]["params"]:
             if not any(p is q for q in _params):
                 _params.append(p)
@@ -41,8 +44,18 @@ def install(torch_: Any, gradients: Any) -> None:
                 gradients.track(p)
 
     Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+    if os.environ.get("OARS_DIGEST"):
+        atexit.register(digest)
     if gradients is None:
         _count_only()
+
+
+def _scaled_lr(lr: Any) -> Any:
+    """``--scale-lr``, for the larger global batch of ``--batch keep``."""
+    how = ctx.plan.get("scale_lr")
+    if how is None or ctx.size == 1:
+        return lr
+    return lr * (ctx.size if how == "linear" else ctx.size**0.5)
 
 
 def _count_only() -> None:
