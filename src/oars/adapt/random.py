@@ -25,13 +25,11 @@ truly random. Not caught: a seed taken from the clock, which differs between ran
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import os
 import random
 import site
-import struct
 import sys
 import sysconfig
 import tempfile
@@ -83,12 +81,13 @@ def seed_torch(torch: Any) -> None:
 
 
 def fingerprint() -> bytes:
-    """A hash of the three common states: ranks whose fingerprints differ have drawn differently."""
-    digest = hashlib.sha256(repr(random.getstate()).encode())
-    if numpy := _numpy_random():
-        digest.update(repr([part.tolist() if hasattr(part, "tolist") else part for part in numpy.get_state()]).encode())
-    if torch := sys.modules.get("torch"):
-        digest.update(torch.get_rng_state().numpy().tobytes())
+    """A hash of the common states: ranks whose fingerprints differ have drawn differently."""
+    digest = hashlib.sha256()
+    for _, stream in _streams():
+        parts = stream.get_state()
+        for part in parts if isinstance(parts, tuple) else (parts,):
+            digest.update(bytes(part.numpy() if hasattr(part, "numpy") else part) if hasattr(part, "dtype")
+                          else repr(part).encode())
     return digest.digest()
 
 
@@ -217,87 +216,6 @@ def _seed_numpy(numpy_random: Any) -> None:
     numpy_random.seed = call
 
 
-class _NumpyState:
-    """NumPy's global state read and written as memory: its own get and set take 50 µs each, this takes one.
-
-    The Mersenne Twister's address is public. The spare Gaussian that goes with it has no address, so we look for
-    it in the object once, on a scratch generator, and where it is not found unmistakably use the slow way.
-    """
-
-    _SIZE = 624 * 4 + 4
-
-    def __init__(self, numpy_random: Any) -> None:
-        self._random = numpy_random
-        self._global = numpy_random.mtrand._rand
-        self._bits = self._global._bit_generator
-        self._address = int(self._bits.ctypes.state_address)
-        spare = _spare_gaussian(numpy_random)
-        self._spare = id(self._global) + spare if spare is not None and self._is_twister() else None
-
-    def _is_twister(self) -> bool:
-        """Whether the memory holds what we think: 624 words and a position."""
-        if type(self._bits).__name__ != "MT19937":
-            return False
-        _, words, position, *_ = self._random.get_state()
-        return ctypes.string_at(self._address, self._SIZE) == words.tobytes() + struct.pack("i", position)
-
-    def get(self) -> Any:
-        if self._spare is None or self._global._bit_generator is not self._bits:
-            return self._random.get_state(legacy=False)
-        return ctypes.string_at(self._address, self._SIZE), ctypes.string_at(self._spare, 16)
-
-    def set(self, state: Any) -> None:
-        if isinstance(state, tuple) and self._spare is not None and self._global._bit_generator is self._bits:
-            ctypes.memmove(self._address, state[0], self._SIZE)
-            ctypes.memmove(self._spare, state[1], 16)
-        elif not isinstance(state, tuple):
-            self._random.set_state(state)
-
-
-def _spare_gaussian(numpy_random: Any) -> int | None:
-    """Where in a ``RandomState`` the flag and the value of its spare Gaussian are, as an offset."""
-    scratch, value = numpy_random.RandomState(0), 0.7853981633974483
-    size = type(scratch).__basicsize__
-
-    def image(flag: int, spare: float) -> bytes:
-        scratch.set_state((*scratch.get_state()[:3], flag, spare))
-        return ctypes.string_at(id(scratch), size)
-
-    empty, held = image(0, 0.0), image(1, value)
-    at = held.find(struct.pack("d", value)) - 8
-    if at < 0 or held[at : at + 4] != struct.pack("i", 1) or empty[at : at + 4] != struct.pack("i", 0):
-        return None
-    same = held[:at] == empty[:at] and held[at + 16 :] == empty[at + 16 :]
-    return at if same else None
-
-
-class _PythonState:
-    """The state of ``random``'s module functions read and written as memory, as for NumPy: 12 µs become one."""
-
-    _SIZE = 4 + 624 * 4
-
-    def __init__(self) -> None:
-        self._inst: random.Random = random._inst  # type: ignore[attr-defined]
-        self._address = id(self._inst) + object.__basicsize__
-        *words, position = random.getstate()[1]
-        expected = struct.pack("i624I", position, *words)
-        self._known = type(self._inst).__basicsize__ >= object.__basicsize__ + self._SIZE and (
-            ctypes.string_at(self._address, self._SIZE) == expected
-        )
-
-    def get(self) -> Any:
-        if not self._known:
-            return random.getstate()
-        return ctypes.string_at(self._address, self._SIZE), self._inst.gauss_next  # type: ignore[attr-defined]
-
-    def set(self, state: Any) -> None:
-        if not self._known:
-            random.setstate(state)
-        else:
-            ctypes.memmove(self._address, state[0], self._SIZE)
-            self._inst.gauss_next = state[1]  # type: ignore[attr-defined]
-
-
 # -- private streams -------------------------------------------------------------------------------------------------
 
 
@@ -306,59 +224,49 @@ class Private:
 
     The private streams start from the script's seed (the run's, where it gave none) and the rank, anew whenever
     the script seeds the common ones: same seed and same N, same run.
+
+    Swapping NumPy's and Python's states takes 170 µs, so they are swapped only where they are drawn from. Whether they
+    are is looked at on the 1st, 2nd, 4th, 8th … time and on every 256th; ``fingerprint`` finds what slipped through.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
         self._rank = rank
         self._seed = seed
+        self._times = 0
+        self._drawn_from: set[str] = set()
         self._own: dict[str, Any] = {}
         self._started: dict[str, Any] = {}
         self._common: dict[str, Any] = {}
-        self._python = _PythonState()
-        self._numpy: _NumpyState | None = None
+        self._streams: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Private:
         global _inside
         _inside += 1
         if _inside > 1:
             return self
-        common = self._common = {}
-        common["python"] = self._python.get()
-        if self._fresh("python", _script_seeds.get("python")):
-            random.seed(self._start("python"))
-        else:
-            self._python.set(self._own["python"])
-        if numpy := _numpy_random():
-            self._numpy = self._numpy or _NumpyState(numpy)
-            common["numpy"] = self._numpy.get()
-            if self._fresh("numpy", _script_seeds.get("numpy")):
-                numpy.seed(self._start("numpy") % 2**32)
+        self._times += 1
+        look = self._times & (self._times - 1) == 0 or self._times % 256 == 0
+        self._streams = [(name, stream) for name, stream in _streams() if look or name in self._drawn_from]
+        for name, stream in self._streams:
+            self._common[name] = stream.get_state()
+            if self._fresh(name, stream.script_seed()):
+                stream.seed(self._start(name))
+                self._own[name] = stream.get_state()
             else:
-                self._numpy.set(self._own["numpy"])
-        if torch := sys.modules.get("torch"):
-            for name, generator in _generators(torch):
-                common[name] = generator.get_state()
-                if self._fresh(name, generator.initial_seed()):
-                    generator.manual_seed(self._start(name))
-                else:
-                    generator.set_state(self._own[name])
+                stream.set_state(self._own[name])
         return self
 
     def __exit__(self, *_: object) -> None:
         global _inside
-        if _inside == 1:
-            own, common = self._own, self._common
-            own["python"] = self._python.get()
-            self._python.set(common["python"])
-            if self._numpy and "numpy" in common:
-                own["numpy"] = self._numpy.get()
-                self._numpy.set(common["numpy"])
-            if torch := sys.modules.get("torch"):
-                for name, generator in _generators(torch):
-                    if name in common:
-                        own[name] = generator.get_state()
-                        generator.set_state(common[name])
         _inside -= 1
+        if _inside:
+            return
+        for name, stream in self._streams:
+            state = stream.get_state()
+            if name not in self._drawn_from and not _same(state, self._own[name]):
+                self._drawn_from.add(name)
+            self._own[name] = state
+            stream.set_state(self._common[name])
 
     def _fresh(self, name: str, script_seed: Any) -> bool:
         """Whether the private stream must start (anew): at first, and when the script has seeded the common one."""
@@ -372,9 +280,67 @@ class Private:
         return _derive("private", name, self._seed if script_seed is None else script_seed, self._rank)
 
 
-def _generators(torch: Any) -> list[tuple[str, Any]]:
-    """PyTorch's global generators: the CPU's, and the current GPU's once it is in use."""
-    if not torch.cuda.is_initialized():
-        return [("torch", torch.default_generator)]
-    device = torch.cuda.current_device()
-    return [("torch", torch.default_generator), (f"cuda:{device}", torch.cuda.default_generators[device])]
+class _Python:
+    """Python's global stream."""
+
+    get_state, set_state = staticmethod(random.getstate), staticmethod(random.setstate)
+
+    def script_seed(self) -> Any:
+        return _script_seeds.get("python")
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+
+class _Numpy:
+    """NumPy's global stream."""
+
+    def __init__(self, numpy_random: Any) -> None:
+        self._random = numpy_random
+        self.get_state, self.set_state = numpy_random.get_state, numpy_random.set_state
+
+    def script_seed(self) -> Any:
+        return _script_seeds.get("numpy")
+
+    def seed(self, seed: int) -> None:
+        self._random.seed(seed % 2**32)
+
+
+class _Torch:
+    """One of PyTorch's generators."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self.get_state, self.set_state = generator.get_state, generator.set_state
+        self.script_seed, self.seed = generator.initial_seed, generator.manual_seed
+
+
+def _streams() -> list[tuple[str, Any]]:
+    """The global streams in use: Python's, NumPy's, PyTorch's for the CPU, and the current GPU's once it is in use."""
+    streams: list[tuple[str, Any]] = [("python", _Python())]
+    if numpy := _numpy_random():
+        streams.append(("numpy", _Numpy(numpy)))
+    if torch := sys.modules.get("torch"):
+        streams.append(("torch", _Torch(torch.default_generator)))
+        if torch.cuda.is_initialized():
+            device = torch.cuda.current_device()
+            streams.append((f"cuda:{device}", _Torch(torch.cuda.default_generators[device])))
+    return streams
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return all(map(_same, a, b))
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+def state() -> dict[str, Any]:
+    """The common streams as they stand, for another rank to ``restore``."""
+    return {name: stream.get_state() for name, stream in _streams()}
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Set the common streams to another rank's."""
+    for name, stream in _streams():
+        if name in states:
+            stream.set_state(states[name])
