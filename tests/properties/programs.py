@@ -5,6 +5,7 @@ is rows on every rank while ``x[:B]`` is plain, so each program is run both ways
 backward. Hypothesis runs derandomised: all ranks try the same programs.
 """
 
+# ruff: noqa: E501 (a table of operations, several to a line)
 import sys
 
 import torch

@@ -53,9 +53,9 @@ class Exchange:
         mine = MPI.Win.Allocate_shared(self.capacity, 1, comm=node)
         shared = MPI.Win.Allocate_shared(self.capacity if node.rank == 0 else 0, 1, comm=node)
         self._windows = [mine, shared]
-        self._segments = [np.frombuffer(mine.Shared_query(r)[0], np.uint8) for r in range(node.size)]
+        self._segments = [np.asarray(mine.Shared_query(r)[0], np.uint8) for r in range(node.size)]
         self.inbox = self._segments[node.rank]
-        self.result = np.frombuffer(shared.Shared_query(0)[0], np.uint8)
+        self.result = np.asarray(shared.Shared_query(0)[0], np.uint8)
         self.generation += 1
 
     def average(self, spans: list[tuple[int, int, Any]]) -> None:

@@ -18,7 +18,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 class Plan:
     """One set of leaves that get gradients together: their order (by serial) and their places."""
 
-    def __init__(self, leaves: dict[int, torch.Tensor]) -> None:
+    def __init__(self, leaves: dict[int, Any]) -> None:
         self.dead = False
         # Sparse gradients, and those with a graph of their own, do not fit a flat buffer.
         odd = {s: p for s, p in leaves.items() if p.grad.layout is not torch.strided or p.grad.requires_grad}
@@ -54,7 +54,7 @@ class Plan:
 
     def gradients(self) -> list[torch.Tensor]:
         """The leaves' gradients, to be laid in and taken out."""
-        grads = [ref().grad for ref in self._refs]  # type: ignore[union-attr]
+        grads: list[Any] = [ref().grad for ref in self._refs]  # type: ignore[union-attr]
         return [torch.view_as_real(g) if g.is_complex() else g for g in grads] if self._complex else grads
 
     def odd(self) -> list[Any]:

@@ -231,8 +231,8 @@ def compile_(model: Any = None, **kwargs: Any) -> Any:
     def call(*args: Any, **named: Any) -> Any:
         if ctx.plain:
             return compiled(*args, **named)
-        ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the global "
-                          "batch (compile the module instead, it then runs compiled on own rows)")
+        ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the "
+                          "global batch (compile the module instead, it then runs compiled on own rows)")
         return model(*args, **named)
 
     return call

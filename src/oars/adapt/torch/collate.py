@@ -26,25 +26,25 @@ class Cut(NamedTuple):
     indices: list
     offsets: Offsets
     first: int
-    count: int
+    rows: int
     whole: bool  # fetch all of it, and see what collating makes of own samples alone
 
     def mine(self) -> list:
         """Own samples' indices."""
-        return self.indices[self.first : self.first + self.count]
+        return self.indices[self.first : self.first + self.rows]
 
 
 def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many = getattr(fetcher.dataset, "__getitems__", None)
     samples = list(many(cut.indices)) if many else [fetcher.dataset[i] for i in cut.indices]
-    mine = copy.deepcopy(samples[cut.first : cut.first + cut.count])  # collating may change samples in place
+    mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows])  # collating may change samples in place
     every = fetcher.collate_fn(samples)
     return every, _compare(every, fetcher.collate_fn(mine), cut) if mine else NOTHING
 
 
 def _compare(every: Any, some: Any, cut: Cut) -> Any:
-    mine = slice(cut.first, cut.first + cut.count)
+    mine = slice(cut.first, cut.first + cut.rows)
     batch = len(cut.indices)
     if isinstance(every, (torch.Tensor, np.ndarray)):
         if type(every) is not type(some) or every.ndim == 0:
@@ -69,7 +69,8 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, (torch.Tensor, np.ndarray)):
         if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype:
             return False
-        return bool(((a == b) | ((a != a) & (b != b))).all())
+        same: Any = (a == b) | ((a != a) & (b != b))
+        return bool(same.all())
     parts, others = children(a), children(b)
     if parts is not None and others is not None:
         return type(a) is type(b) and len(parts) == len(others) and all(map(_equal, parts, others))

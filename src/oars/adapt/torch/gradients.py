@@ -179,7 +179,7 @@ class Gradients:
         """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
         serials = sorted({s for part in ctx.world.allgather(plan.serials) for s in part})
         by_serial = {s: ref() for s, ref in self.serials.values()}
-        leaves = [by_serial[s] for s in serials]
+        leaves: list[Any] = [by_serial[s] for s in serials]
         for p in leaves:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -17,9 +17,9 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import FUNCTIONAL, Rows, Unsplit, cut
 from oars.adapt.torch.rules import localizer
 
-ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div", "gaussian_nll_loss",
-               "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss",
-               "margin_ranking_loss")
+ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div",
+               "gaussian_nll_loss", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss",
+               "hinge_embedding_loss", "margin_ranking_loss")
 BY_ROW = ("cosine_embedding_loss", "triplet_margin_loss", "multi_margin_loss", "multilabel_margin_loss",
           "multilabel_soft_margin_loss")
 CLASSES = ("cross_entropy", "nll_loss")

@@ -1,4 +1,6 @@
-"""Noise inside models. Dropout: the mask of the global batch is drawn from the stream that all ranks share, and each rank keeps its rows.
+"""Noise inside models.
+
+A dropout mask of the global batch is drawn from the stream that all ranks share, and each rank keeps its rows.
 
 So a run on N ranks drops the very units that one process would drop, and the stream stands where one process's would.
 Drawing the whole mask costs a little more than drawing one's own part of it.
@@ -26,7 +28,8 @@ def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Te
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
         return _plain[name](torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
     # Numbers are drawn in the order of memory: lay the dimensions out as this rank's rows have them.
-    order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), -like.shape[d]))
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda d: (-strides[d], -like.shape[d]))
     ones = torch.ones([shape[d] for d in order], dtype=like.dtype, device=like.device)
     return _plain[name](ones.permute([order.index(d) for d in range(like.dim())]), p, True)
 
@@ -93,7 +96,7 @@ _attention = F.scaled_dot_product_attention
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None,
               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
               enable_gqa: bool = False) -> torch.Tensor:
-    """nn.functional's, whose dropout is drawn inside its kernel: with dropout on rows, step by step as it does on CPU."""
+    """nn.functional's; with dropout, which its kernel draws inside, step by step as PyTorch does on CPUs."""
     if dropout_p == 0 or not (isinstance(query, Rows) or ctx.split) or torch.compiler.is_compiling():
         return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:

@@ -21,7 +21,7 @@ from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
-enter: Callable[[torch.Tensor], None] = lambda x: None  # told of plain tensors with gradients that meet rows
+enter: Callable[[torch.Tensor], None] = id  # type: ignore[assignment]  # told of plain tensors that meet rows
 
 
 class Unsplit(Exception):
@@ -77,7 +77,7 @@ class Rows(torch.Tensor):
     def __new__(cls: type, local: torch.Tensor, offsets: Offsets, dim: int = 0) -> Rows:
         shape = list(local.shape)
         shape[dim] = offsets[-1]
-        rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        rows: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         rows.local, rows.offsets, rows.dim_ = local, offsets, dim
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
@@ -112,7 +112,8 @@ class Rows(torch.Tensor):
         return gathered(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Reached only by code that goes around __torch_function__ (C++ extensions and the like), below autograd.
         def plain(a: Any) -> Any:
             if isinstance(a, Rows):

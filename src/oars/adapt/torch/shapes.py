@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from oars.adapt.torch.context import Offsets, ctx, own, scaled
-from oars.adapt.torch.rows import BatchSize, Rows, Unsplit, cut, whole
+from oars.adapt.torch.rows import BatchSize, Rows, Unsplit, cut
 from oars.adapt.torch.rules import rule
 
 
@@ -54,7 +54,7 @@ def view(func: Any, args: tuple, kwargs: dict) -> Any:
         if x.dim_ == x.local.dim() - 1:
             raise Unsplit
         return Rows(x.local.view(args[1]), x.offsets, x.dim_)
-    return reshaped(x, _sizes(args[1:]) if len(args) > 1 else list(kwargs.get("shape", kwargs.get("size"))))
+    return reshaped(x, _sizes(args[1:]) if len(args) > 1 else list(kwargs.get("shape", kwargs.get("size", ()))))
 
 
 @rule("view_as", "reshape_as")
@@ -376,5 +376,3 @@ def take_along(func: Any, args: tuple, kwargs: dict) -> Any:
         return Rows(torch.take_along_dim(x.local, index.local, dim), x.offsets, x.dim_)
     return Rows(torch.take_along_dim(x.local, cut(index, x.offsets, x.dim_), dim), x.offsets, x.dim_)
 
-
-__all__ = ["reshaped", "whole"]

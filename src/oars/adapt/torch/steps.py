@@ -43,7 +43,7 @@ def install(torch_: Any, gradients: Any) -> None:
             if gradients is not None:
                 gradients.track(p)
 
-    Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+    Optimizer.add_param_group = add_param_group  # type: ignore[assignment,method-assign]
     if os.environ.get("OARS_DIGEST"):
         atexit.register(digest)
     if gradients is None:

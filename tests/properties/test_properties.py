@@ -1,0 +1,39 @@
+"""Hypothesis on real ranks: random tensor programs, and every sample exactly once for any number of ranks and size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oars.adapt.torch import context
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_random_programs_give_the_same_on_rows_as_on_plain_tensors(ranks: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "oars", "run", "--quiet", "-n", str(ranks), str(HERE / "programs.py"), "60"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")})
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout == "all programs agree\n"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300))
+def test_shares_cover_every_row_once_and_differ_by_at_most_one(rows: int, ranks: int) -> None:
+    context.offsets_of.cache_clear()
+    size, context.ctx.size = context.ctx.size, ranks
+    try:
+        offsets = context.offsets_of(rows)
+    finally:
+        context.ctx.size = size
+        context.offsets_of.cache_clear()
+    shares = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert offsets[0] == 0 and sum(shares) == rows and len(shares) == ranks
+    assert max(shares) - min(shares) <= 1
