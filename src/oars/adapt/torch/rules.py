@@ -281,7 +281,8 @@ def norm(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> t
 @rule("to", "cpu", "cuda", "float", "double", "half", "bfloat16", "int", "long", "short", "char", "byte", "bool",
       "type_as", "contiguous", "clone", "detach", "pin_memory", "cfloat", "cdouble", "alias", "requires_grad_",
       "detach_", "share_memory_", "retain_grad", "positive", "__pos__", "zeros_like", "ones_like", "full_like",
-      "empty_like", "heaviside", "nan_to_num", "triu", "tril", "zero_", "fill_", "bfloat16", "view_as_real", "view_as_complex")
+      "empty_like", "heaviside", "nan_to_num", "triu", "tril", "zero_", "fill_", "view_as_real",
+      "view_as_complex")
 def own_rows(func: Any, args: tuple, kwargs: dict) -> Any:
     """The same on own rows; other rows among the arguments (``x.to(y)``) only say of what kind."""
     x = args[0] if args else kwargs["input"]
