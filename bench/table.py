@@ -140,7 +140,7 @@ class Report:
             table.add_column(column, justify="left" if column in ("what", "exchange") else "right", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
-        Console(width=150, highlight=False).print(table)
+        Console(width=160, highlight=False).print(table)
 
 
 def copy_speed():
@@ -165,10 +165,10 @@ def exchange_note(n, bus):
             return ""
         share, step = statistics.median(shares), statistics.median(r["step"] for r in ours)
         if share * step < 1e-6:
-            return f"{100 * share:.0f} % of the step"
+            return f"{100 * share:.0f} %"
         # Every rank's gradients are read and the sum is written back: n times the gradients' size goes by.
         speed = n * ours[0]["gradient_bytes"] / (share * step)
-        return f"{100 * share:.0f} % of the step, {speed / 1e9:.2f} GB/s = {100 * speed / bus:.0f} % of a copy"
+        return f"{100 * share:.0f} %, {speed / 1e9:.2f} GB/s ({100 * speed / bus:.0f} % of a copy)"
 
     return note
 
