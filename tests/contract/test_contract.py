@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 GROUPS = [
     ["loaders", "loaders_workers", "batches"],
     ["handmade", "loops", "loops_more"],
-    ["losses", "losses_model", "batchnorm"],
+    ["losses", "losses_model", "models", "batchnorm"],
     ["tensors", "reductions", "files"],
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
