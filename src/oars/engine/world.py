@@ -2,10 +2,14 @@
 
 ``World.over_mpi()`` joins the MPI job this process was started in. Every collective adds the time it took to
 ``seconds``, so that a run can say what share of its time went into talking.
+
+MPI spins while it waits. Where there are more ranks than cores that takes the core from the very rank that is waited
+for, so there a *patient* world looks a few times and then sleeps between looks.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -15,8 +19,10 @@ import numpy as np
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, patient: bool = False) -> None:
         from mpi4py import MPI
+
+        self.patient = patient
 
         self._mpi = MPI
         self.comm = comm
@@ -29,16 +35,27 @@ class World:
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "or": MPI.BOR, "and": MPI.BAND}
 
     @classmethod
-    def over_mpi(cls) -> World:
+    def over_mpi(cls, patient: bool = False) -> World:
         """The world of the MPI job this process belongs to."""
         from mpi4py import MPI
 
-        return cls(MPI.COMM_WORLD)
+        return cls(MPI.COMM_WORLD, patient)
+
+    def _wait(self, request: Any) -> None:
+        for _ in range(20):
+            if request.Test():
+                return
+            os.sched_yield()
+        while not request.Test():
+            time.sleep(2e-5)
 
     def allreduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         """Combine ``array`` over all ranks, in place, and return it."""
         began = time.perf_counter()
-        self.comm.Allreduce(self._mpi.IN_PLACE, array, self._ops[op])
+        if self.patient:
+            self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array, self._ops[op]))
+        else:
+            self.comm.Allreduce(self._mpi.IN_PLACE, array, self._ops[op])
         self.seconds += time.perf_counter() - began
         return array
 
@@ -68,10 +85,24 @@ class World:
         self.seconds += time.perf_counter() - began
         return value
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
+    def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
+        """Every rank's ``mine``, one line a rank; all have the same shape."""
         began = time.perf_counter()
-        self.comm.Barrier()
+        every = np.empty((self.size, *mine.shape), mine.dtype)
+        if self.patient:
+            self._wait(self.comm.Iallgather(mine, every))
+        else:
+            self.comm.Allgather(mine, every)
+        self.seconds += time.perf_counter() - began
+        return every
+
+    def barrier_on_node(self) -> None:
+        """Wait until every rank of this host is here."""
+        began = time.perf_counter()
+        if self.patient:
+            self._wait(self.node.Ibarrier())
+        else:
+            self.node.Barrier()
         self.seconds += time.perf_counter() - began
 
     def abort(self, code: int) -> None:

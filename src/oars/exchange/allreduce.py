@@ -36,9 +36,7 @@ class Exchange:
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
-        every = np.empty((self.world.size, len(header)), np.int64)
-        self.world.comm.Allgather(header, every)
-        return every
+        return self.world.allgather_alike(header)
 
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
@@ -62,7 +60,7 @@ class Exchange:
         """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before."""
         for start, count, dtype in spans:
             self._average_span(start, count, np.dtype(dtype))
-        self.world.node.Barrier()
+        self.world.barrier_on_node()
 
     def _average_span(self, start: int, count: int, dtype: np.dtype) -> None:
         stop = start + count * dtype.itemsize

@@ -94,7 +94,7 @@ def join(folder: Path, plan: dict[str, Any], rank: int) -> Any:
         take_stdin(stdin)
     from oars.engine.world import World
 
-    world = World.over_mpi()
+    world = World.over_mpi(patient=plan["ranks"] > plan["cores"])
     if world.size != plan["ranks"]:
         from mpi4py import MPI
 

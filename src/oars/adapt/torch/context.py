@@ -36,7 +36,16 @@ class Context:
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
+        self._nccl: Any = None
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
+
+    def nccl(self) -> Any:
+        """How CUDA tensors cross, or None where ranks share GPUs: then they go through the host."""
+        if self._nccl is None and not self.plan.get("share_gpus"):
+            from oars.engine.nccl import Nccl
+
+            self._nccl = Nccl(self.world)
+        return self._nccl
 
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""

@@ -155,8 +155,9 @@ class Gradients:
         header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
+            on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
             early = plan.nbytes <= exchange.capacity
-            if early:
+            if early and not on_gpu:
                 plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
             if (headers[:, 0] != plan.digest).any():
@@ -165,7 +166,9 @@ class Gradients:
                                        "differently on some ranks")
                 self._exchange_union(plan)
                 return
-            if plan.nbytes:
+            if on_gpu:
+                _average_on_gpu(gradients)
+            elif plan.nbytes:
                 if not early:
                     exchange.reserve(plan.nbytes)
                     plan.lay_in(exchange, gradients)
@@ -232,6 +235,15 @@ def _global_grad(of: Any, grad: Any) -> Any:
     if isinstance(of, Rows):
         return Rows(grad / ctx.size, of.offsets, of.dim_)
     return wire.Mean.apply(grad)
+
+
+def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
+    """One flat message per dtype, over NCCL."""
+    for dtype in {g.dtype for g in gradients}:
+        some = [g for g in gradients if g.dtype == dtype]
+        flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
+        torch._foreach_copy_(some, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in some]), some,
+                                                                strict=True)])
 
 
 def _mean_one_by_one(grad: Any) -> torch.Tensor:

@@ -27,14 +27,37 @@ def _shaped(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return v.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
+def _sums(g: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor) -> tuple[Any, Any]:
+    """Per channel, the sums of g·(x-mean)·invstd and of g, by PyTorch's own fast kernel."""
+    _, products, plain = torch.ops.aten.native_batch_norm_backward(
+        g, x, torch.ones_like(mean), None, None, mean, invstd, True, 0.0, [False, True, True])
+    return products, plain
+
+
+def _affine(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """scale·x + shift per channel, in one pass."""
+    return _plain(x, torch.zeros_like(scale), torch.ones_like(scale), scale, shift, False, 0.0, 0.0)
+
+
+def _own_statistics(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance per channel of own rows."""
+    if not x.is_cuda:
+        one = x.new_ones(x.shape[1])
+        mean = _sums(x, x, one * 0, one)[1] / count
+        var = _sums(x, x, mean, one)[0] / count  # x·(x-mean): right to rounding unless the mean is far from zero
+        if bool((mean.square() <= 10 * var).all()):
+            return mean, var
+    var, mean = torch.var_mean(x, _per_channel(x), unbiased=False)
+    return mean, var
+
+
 def _statistics(x: torch.Tensor, empty: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean, biased variance and number of values per channel over all ranks (float64 message, exact counts)."""
-    dims = _per_channel(x)
     count = 0 if empty else x.numel() // max(x.shape[1], 1)
     message = torch.zeros(ctx.size, 2 * x.shape[1] + 1, dtype=torch.float64)
     if count:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        var, mean = torch.var_mean(wide, dims, unbiased=False)
+        mean, var = _own_statistics(wide, count)
         message[ctx.rank] = torch.cat([mean.cpu().double(), var.cpu().double(), torch.tensor([float(count)])])
     ctx.world.allreduce(message.numpy())  # each rank fills its own line
     means, variances, counts = message[:, : x.shape[1]], message[:, x.shape[1] : -1], message[:, -1:]
@@ -65,18 +88,17 @@ class GlobalBatchNorm(torch.autograd.Function):
                 grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
             return (*[None if t is None else next(grads) for t in (x, weight, bias)], *[None] * 5)
         invstd = (var + context.eps).rsqrt()
-        dims = _per_channel(x)
-        wide = grad.to(mean.dtype)
-        centred = x.to(mean.dtype) - _shaped(mean, x)
+        wide, wide_x = grad.to(mean.dtype), x.to(mean.dtype)
         if context.empty:
             wide = wide * 0
-        of_bias = wide.sum(dims)
-        of_weight = (wide * centred).sum(dims) * invstd
+        of_weight, of_bias = _sums(wide, wide_x, mean, invstd)
         sums = wire.allreduce(torch.stack([of_bias, of_weight])) / context.count
         scale = invstd if weight is None else invstd * weight
         if context.empty:  # a stand-in row has no part in the statistics
             scale = scale * 0
-        of_x = (wide - _shaped(sums[0], x) - centred * _shaped(sums[1] * invstd, x)) * _shaped(scale, x)
+        # scale · (g - mean of g - x's part of it), gathered into factors of g, of x and of 1
+        slope = sums[1] * invstd
+        of_x = _affine(wide_x, -scale * slope, scale * (slope * mean - sums[0])).addcmul_(wide, _shaped(scale, x))
         return (of_x.to(x.dtype), None if weight is None else of_weight.to(weight.dtype),
                 None if bias is None else of_bias.to(bias.dtype), *[None] * 5)
 
@@ -113,12 +135,14 @@ def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weig
 def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float,
                      eps: float) -> torch.Tensor:
     """``--local-batchnorm``: own rows' statistics; running ones averaged over ranks."""
-    out = _plain(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    if running_mean is not None:
-        with torch.no_grad():
-            both = wire.allreduce(torch.stack([running_mean, running_var])) / ctx.size
-            running_mean.copy_(both[0])
-            running_var.copy_(both[1])
+    if running_mean is None:
+        return _plain(x, None, None, weight, bias, True, momentum, eps)
+    means, variances = running_mean.clone(), running_var.clone()  # backward wants these as forward left them
+    out = _plain(x, means, variances, weight, bias, True, momentum, eps)
+    with torch.no_grad():
+        both = wire.allreduce(torch.stack([means, variances])) / ctx.size
+        running_mean.copy_(both[0])
+        running_var.copy_(both[1])
     return out
 
 
