@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from oars.adapt import random
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site, tiny
 from oars.adapt.torch.rows import BatchSize, Rows, whole
@@ -33,7 +34,15 @@ class Trace:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.made: list[Any] = []  # weak references to all rows made
-        self.draws: list[tuple[int, Offsets]] = []  # dropouts
+        self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
+        self.streams = random.fingerprint()
+
+    def see_streams(self) -> None:
+        """Note draws from the common streams that no rule made: what is decided by them may differ next time."""
+        now = random.fingerprint()
+        if now != self.streams:
+            self.events.append("random")
+            self.streams = now
 
 
 class Verdict:
@@ -42,6 +51,7 @@ class Verdict:
     def __init__(self) -> None:
         self.way = ROWS
         self.calls = 0
+        self.changes = -1  # of modules, when it was traced
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -70,7 +80,8 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
         return _deeper(_eager, self, args, kwargs)
     verdict.calls += 1
-    if ctx.traces or verdict.calls & (verdict.calls - 1) == 0:  # a traced caller must see all that happens inside
+    # A traced caller must see all that happens inside; a module that was changed may work otherwise.
+    if ctx.traces or verdict.changes != ctx.changes or verdict.calls & (verdict.calls - 1) == 0:
         return _trace(self, verdict, leaves, spec, offsets)
     if verdict.way == SPLIT:
         return _split(self, verdict, leaves, spec, offsets)
@@ -145,12 +156,14 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         out = _deeper(_eager, module, args, kwargs)
     finally:
         ctx.traces.remove(trace)
+    trace.see_streams()
+    verdict.changes = ctx.changes
     results, _ = tree_flatten(out)
     handed = {id(x) for x in (*inputs, *results)}
     if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
         trace.events.append("kept rows")
     verdict.outputs = [_output(x, offsets, trace) for x in results]
-    verdict.draws = [(dim, _rows_per_sample(o, offsets, trace)) for dim, o in trace.draws]
+    verdict.draws = [(dim, _rows_per_sample(o, offsets, trace) if dim >= 0 else 0) for dim, o in trace.draws]
     if verdict.draws and hasattr(module, "_orig_mod") and module.training:
         ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
                           "so that it drops what one process would")
@@ -238,7 +251,32 @@ def compile_(model: Any = None, **kwargs: Any) -> Any:
     return call
 
 
+_setattr = nn.Module.__setattr__
+_PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
+
+
+def setattr_(self: nn.Module, name: str, value: Any) -> None:
+    """Replaces ``nn.Module.__setattr__``: a switch that is thrown may change how the module treats its rows."""
+    if not isinstance(value, torch.Tensor):
+        old = self.__dict__.get(name, self)
+        if old is not value and not (type(old) is type(value) and isinstance(value, _PLAIN_VALUES) and old == value):
+            ctx.changes += 1
+    _setattr(self, name, value)
+
+
+def _counting(register: Any) -> Any:
+    @functools.wraps(register)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        ctx.changes += 1
+        return register(*args, **kwargs)
+
+    return call
+
+
 def install() -> None:
-    """Patch nn.Module's call, and torch.compile."""
+    """Patch nn.Module's call, its attributes and hooks, and torch.compile."""
     nn.Module.__call__ = module_call  # type: ignore[method-assign]
+    nn.Module.__setattr__ = setattr_  # type: ignore[assignment,method-assign]
+    for name in [n for n in dir(nn.Module) if n.startswith("register_") and n.endswith("_hook")]:
+        setattr(nn.Module, name, _counting(getattr(nn.Module, name)))
     torch.compile = compile_  # type: ignore[assignment]

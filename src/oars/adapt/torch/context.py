@@ -18,7 +18,7 @@ class Split:
 
     def __init__(self, offsets: Offsets, draws: list[tuple[int, int]] | None, empty: bool) -> None:
         self.offsets = offsets
-        self.draws = draws  # for each dropout of the call in turn: (batch dimension, rows per sample)
+        self.draws = draws  # for each dropout of the call in turn: (batch dimension or -1, rows per sample)
         self.drawn = 0
         self.empty = empty  # this rank has no rows and computes on a stand-in row whose result is dropped
 
@@ -37,6 +37,7 @@ class Context:
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
         self._nccl: Any = None
+        self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
 
     def nccl(self) -> Any:

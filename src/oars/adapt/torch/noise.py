@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
-from oars.adapt.torch.context import Split, ctx, own, scaled
+from oars.adapt import random
+from oars.adapt.torch.context import Offsets, Split, ctx, own, scaled
 from oars.adapt.torch.rows import Rows, Unsplit, gathered
 
 _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")}
@@ -24,6 +25,15 @@ _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d
 
 def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Tensor:
     """What ``name`` would multiply a tensor of this global shape with."""
+    for trace in ctx.traces:
+        trace.see_streams()
+    mask = _drawn(name, shape, like, p)
+    for trace in ctx.traces:
+        trace.streams = random.fingerprint()  # a draw that split calls repeat
+    return mask
+
+
+def _drawn(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Tensor:
     if name != "dropout":
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
         return _plain[name](torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
@@ -34,10 +44,14 @@ def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Te
     return _plain[name](ones.permute([order.index(d) for d in range(like.dim())]), p, True)
 
 
+def _note(dim: int, offsets: Offsets) -> None:
+    for trace in ctx.traces:
+        trace.draws.append((dim, offsets))
+
+
 def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Rows:
     base = x.offsets
-    for trace in ctx.traces:
-        trace.draws.append((x.dim_, base))
+    _note(x.dim_, base)
     if not training or p == 0:
         return x
     if name != "dropout" and x.dim_ != 0:
@@ -60,8 +74,9 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     else:  # inside one of PyTorch's own composite layers: samples are outermost
         n = max(own(split.offsets)[1], 1)
         dim, k = 0, x.shape[0] // n
-        for trace in ctx.traces:
-            trace.draws.append((0, scaled(split.offsets, k)))
+        _note(0, scaled(split.offsets, k))
+    if dim < 0:  # of something that has no rows
+        return _plain[name](x, p, training, inplace)
     if not training or p == 0:
         return x
     offsets = scaled(split.offsets, k)
@@ -81,6 +96,8 @@ def _patched(name: str) -> Any:
                 return _on_rows(name, input, p, training, inplace)
             except Unsplit:
                 return gathered(original, (input, p, training, inplace), {})
+        if ctx.traces and ctx.split is None:
+            _note(-1, ())
         if ctx.split is None or torch.compiler.is_compiling():
             return original(input, p, training, inplace)
         return _in_split(name, input, p, training, inplace)
