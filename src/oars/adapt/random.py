@@ -157,9 +157,14 @@ def _patch_python() -> None:
     random.seed = functools.wraps(random.seed)(seed_module)
     random.SystemRandom = _Agreed  # type: ignore[misc]
     tempfile._Random = _TrueRandom  # type: ignore[attr-defined]
-    os.urandom = _for_scripts(os.urandom, _fresh)
-    uuid.uuid1 = _for_scripts(uuid.uuid1, lambda node=None, clock_seq=None: uuid.UUID(bytes=_fresh(16), version=1))
-    uuid.uuid4 = _for_scripts(uuid.uuid4, lambda: uuid.UUID(bytes=_fresh(16), version=4))
+    os.urandom = for_scripts(os.urandom, _fresh)
+    uuid.uuid1 = for_scripts(uuid.uuid1, lambda node=None, clock_seq=None: uuid.UUID(bytes=_fresh(16), version=1))
+    uuid.uuid4 = for_scripts(uuid.uuid4, lambda: uuid.UUID(bytes=_fresh(16), version=4))
+
+
+def inside() -> bool:
+    """Whether own samples are being read, with private streams."""
+    return _inside > 0
 
 
 def _remember(kind: str, given: Any) -> None:
@@ -167,9 +172,10 @@ def _remember(kind: str, given: Any) -> None:
         _script_seeds[kind] = given
 
 
-def _for_scripts(true: Any, agreed: Any) -> Any:
+def for_scripts(true: Any, agreed: Any) -> Any:
     """``agreed`` when the script's own code calls, ``true`` for libraries: they want names that nobody else has."""
     homes = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    homes.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # oars itself, wherever it is
     homes.discard(sysconfig.get_paths()["data"])  # the prefix itself, below which scripts may live
     homes.discard(sysconfig.get_paths()["scripts"])
     libraries = (*(home + os.sep for home in homes), "<frozen ")

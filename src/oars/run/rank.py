@@ -112,9 +112,10 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
 
     verified = "stop_after" in plan
     if world is not None or verified:  # a verified script draws alike on one rank and on many, seeded or not
-        from oars.adapt import files, random
+        from oars.adapt import clock, files, random
 
         random.install(world or Alone(), plan)
+        clock.install(world)
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
 

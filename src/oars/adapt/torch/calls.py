@@ -12,9 +12,13 @@ A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -64,12 +68,16 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if ctx.plain:
         return _call(self, *args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
+    if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks:
+        # C++ code and hooks on gradients know only whole tensors.
+        args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+        return _deeper(_call, self, args, kwargs)
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
     key = (self.training, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
     of_module = _verdicts.get(self)
-    if of_module is None:
+    if of_module is None or len(of_module) > 100:  # numbers among the arguments are part of the key
         of_module = _verdicts[self] = {}
     verdict = of_module.get(key)
     if verdict is None:
@@ -113,7 +121,7 @@ def _kind(leaf: Any, offsets: Offsets) -> Any:
         return (leaf.dim_, leaf.local.dim())
     if isinstance(leaf, torch.Tensor):
         return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
-    return leaf if leaf is None or isinstance(leaf, (bool, str)) else type(leaf)
+    return leaf if leaf is None or isinstance(leaf, (bool, str, int, float)) else type(leaf)
 
 
 def _as_rows(leaf: Any, offsets: Offsets) -> Any:
@@ -138,7 +146,7 @@ def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
 def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's call without torch.compile, which knows nothing of rows."""
     module = getattr(module, "_orig_mod", module)
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if module._forward_hooks or module._forward_pre_hooks:
         ctx.note("hooks")  # they are to see the global batch
     return module._call_impl(*args, **kwargs)
 
@@ -153,7 +161,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     trace = Trace()
     ctx.traces.append(trace)
     try:
-        out = _deeper(_eager, module, args, kwargs)
+        with nullcontext() if len(ctx.traces) > 1 else _watching():
+            out = _deeper(_eager, module, args, kwargs)
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
@@ -168,6 +177,9 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
                           "so that it drops what one process would")
         trace.events.append("random")
+    # Nothing that the ranks see should differ, but were it to, they must still call alike.
+    if ctx.world.allgather_alike(np.array([len(trace.events)])).any():
+        trace.events.append("elsewhere")
     gathers = [e for e in trace.events if e.startswith("gather")]
     if not trace.events:
         verdict.way = SPLIT
@@ -178,6 +190,26 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     else:
         verdict.way = ROWS
     return out
+
+
+class _Output:
+    """Standard output while a model is traced: what it prints of its batch must be of the whole one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        ctx.note("prints")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    with rows_.Sized(), redirect_stdout(_Output(sys.stdout)):  # type: ignore[type-var]
+        yield
 
 
 def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:
@@ -257,10 +289,18 @@ _PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
 
 def setattr_(self: nn.Module, name: str, value: Any) -> None:
     """Replaces ``nn.Module.__setattr__``: a switch that is thrown may change how the module treats its rows."""
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and not isinstance(value, (nn.Parameter, Rows)):
+            rows_.enter(value)  # a leaf that is no parameter, used in split calls unseen
+    elif isinstance(value, (BatchSize, torch.Size)) and ctx.traces:
+        ctx.note("size")
+    else:
         old = self.__dict__.get(name, self)
         if old is not value and not (type(old) is type(value) and isinstance(value, _PLAIN_VALUES) and old == value):
-            ctx.changes += 1
+            if ctx.depth or ctx.plain:
+                ctx.note("changes itself")
+            else:
+                ctx.changes += 1
     _setattr(self, name, value)
 
 

@@ -11,8 +11,9 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.calls import Trace
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.rows import Rows, cut, whole
@@ -117,3 +118,15 @@ def install() -> None:
     for name in ("grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"):
         setattr(torch.func, name, _on_whole(getattr(torch.func, name)))
     torch.vmap = torch.func.vmap
+    functional_call = torch.func.functional_call
+
+    @functools.wraps(functional_call)
+    def calling(module: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        for t in tree_leaves(tensors):
+            if isinstance(t, torch.Tensor) and t.requires_grad and not isinstance(t, Rows):
+                rows_.enter(t)  # what stands in for parameters in a split call
+        return functional_call(module, tensors, *args, **kwargs)
+
+    torch.func.functional_call = calling  # type: ignore[assignment]
+    torch.jit.trace = _alike(torch.jit.trace)
+    torch.jit.script = _alike(torch.jit.script)

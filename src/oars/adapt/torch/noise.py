@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 
 from oars.adapt import random
 from oars.adapt.torch.context import Offsets, Split, ctx, own, scaled
-from oars.adapt.torch.rows import Rows, Unsplit, gathered
+from oars.adapt.torch.rows import Rows, Sized, Unsplit, gathered
 
 _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")}
 
@@ -36,12 +36,12 @@ def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Te
 def _drawn(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Tensor:
     if name != "dropout":
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
-        return _plain[name](torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
+        return torch.feature_dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
     # Numbers are drawn in the order of memory: lay the dimensions out as this rank's rows have them.
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda d: (-strides[d], -like.shape[d]))
     ones = torch.ones([shape[d] for d in order], dtype=like.dtype, device=like.device)
-    return _plain[name](ones.permute([order.index(d) for d in range(like.dim())]), p, True)
+    return torch.dropout(ones.permute([order.index(d) for d in range(like.dim())]), p, True)
 
 
 def _note(dim: int, offsets: Offsets) -> None:
@@ -96,7 +96,7 @@ def _patched(name: str) -> Any:
                 return _on_rows(name, input, p, training, inplace)
             except Unsplit:
                 return gathered(original, (input, p, training, inplace), {})
-        if ctx.traces and ctx.split is None:
+        if ctx.traces and ctx.split is None and not Sized.on:  # else it comes by a second time
             _note(-1, ())
         if ctx.split is None or torch.compiler.is_compiling():
             return original(input, p, training, inplace)

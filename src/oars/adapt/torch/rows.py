@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
@@ -66,19 +68,48 @@ for _op in (
     setattr(BatchSize, f"__{_op}__", _noticing(f"__{_op}__"))
 
 
+class Sized(TorchFunctionMode):
+    """While a model is traced: remembers which plain tensors got their size from the batch's."""
+
+    made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+    on = False  # whether the next operation comes through here first
+
+    def __enter__(self) -> Any:
+        Sized.on = True
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        Sized.on = False
+        super().__exit__(*args)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        Sized.on = False
+        try:
+            out = func(*args, **(kwargs or {}))
+        finally:
+            Sized.on = True
+        leaves = tree_leaves((args, kwargs))
+        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in leaves):
+            for o in tree_leaves(out):
+                if isinstance(o, torch.Tensor) and not isinstance(o, Rows):
+                    Sized.made[o] = True
+        return out
+
+
 class Rows(torch.Tensor):
     """A global tensor cut along ``dim``: rank r holds rows offsets[r]..offsets[r+1] as ``local``."""
 
     local: torch.Tensor
     offsets: Offsets
     dim_: int
+    mirror: Mirror | None
 
     @staticmethod
     def __new__(cls: type, local: torch.Tensor, offsets: Offsets, dim: int = 0) -> Rows:
         shape = list(local.shape)
         shape[dim] = offsets[-1]
         rows: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
-        rows.local, rows.offsets, rows.dim_ = local, offsets, dim
+        rows.local, rows.offsets, rows.dim_, rows.mirror = local, offsets, dim, None
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
         return rows
@@ -86,19 +117,25 @@ class Rows(torch.Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         shape = list(self.local.shape)
-        shape[self.dim_] = BatchSize(self.offsets[-1]) if ctx.traces else self.offsets[-1]
+        if not ctx.traces:
+            shape[self.dim_] = self.offsets[-1]
+            return torch.Size(shape)
+        shape[self.dim_] = BatchSize(self.offsets[-1])
         return torch.Size(shape)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        name = func.__name__
+        name = getattr(func, "__name__", "call")
         if name == "__get__" or name == "__set__":
             return _attribute(name, func.__self__.__name__, func, args)
-        if torch.is_grad_enabled():
-            for a in args:
-                if isinstance(a, torch.Tensor) and not isinstance(a, Rows) and a.requires_grad:
-                    enter(a)
+        grad = torch.is_grad_enabled()
+        for a in args:
+            if isinstance(a, Rows):
+                if a.mirror is not None:
+                    settle(a)
+            elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
+                enter(a)
         rule = None
         if getattr(func, "__module__", None) == "torch.nn.functional":
             rule = FUNCTIONAL.get(name)
@@ -140,6 +177,21 @@ class Rows(torch.Tensor):
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
 
 
+class Mirror:
+    """The whole of some rows, gathered before. The script may hold views of it and change them in place."""
+
+    def __init__(self, full: torch.Tensor, local: torch.Tensor) -> None:
+        self.full, self.versions = full, (full._version, local._version)
+
+
+def settle(x: Rows) -> None:
+    """Take over what the script changed in views of the gathered whole (``for row in x: row.clamp_(0, 1)``)."""
+    if x.mirror is not None and x.mirror.full._version != x.mirror.versions[0]:
+        mirror, x.mirror = x.mirror, None
+        with torch.no_grad():
+            x.local.copy_(mirror.full.narrow(x.dim_, *own(x.offsets)))
+
+
 def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
     """Tensors in ``out`` (a tensor, or a tuple or named tuple of them) become rows cut along ``dim``."""
     if isinstance(out, torch.Tensor):
@@ -155,19 +207,26 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
     ctx.note(f"gather {op}")
+    tracked = x.local.requires_grad and torch.is_grad_enabled()
+    if not tracked and x.mirror is not None and x.mirror.versions == (x.mirror.full._version, x.local._version):
+        return x.mirror.full
     began = time.perf_counter()
     out = wire.Gather.apply(x.local, x.offsets, x.dim_)
+    x.mirror = None if tracked else Mirror(out, x.local)
     ctx.record.gather(f"{site()} {op}", time.perf_counter() - began, out.nbytes)
     return out
 
 
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     """This rank's rows of a plain tensor that all ranks hold alike."""
-    if ctx.traces and x.stride(dim) != 0:
-        # Made inside a traced model from the batch's size: fine on plain local rows only if all rows are alike.
-        if (x.is_leaf and x.requires_grad) or not bool((x.detach() == x.detach().narrow(dim, 0, 1)).all()):
-            ctx.note("made rows")
+    # Made inside a traced model: fine on plain local rows only if its size is the batch's and all its rows are alike.
+    if ctx.traces and (x not in Sized.made or (x.stride(dim) != 0 and not _alike(x.detach(), dim))):
+        ctx.note("made rows")
     return x.narrow(dim, *own(offsets))
+
+
+def _alike(x: torch.Tensor, dim: int) -> bool:
+    return bool((x == x.narrow(dim, 0, 1)).all())
 
 
 def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -192,9 +251,17 @@ def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
     out = func(*args, **kwargs)
     for (rows, full), version in zip(changed, versions, strict=True):
         if full._version != version:
-            rows.local = full.narrow(rows.dim_, *own(rows.offsets))
+            _write_back(rows, full)
             out = rows if out is full else out
     return out
+
+
+def _write_back(rows: Rows, full: torch.Tensor) -> None:
+    mine = full.narrow(rows.dim_, *own(rows.offsets))
+    if mine.requires_grad or rows.local.requires_grad:
+        rows.local = mine
+    else:
+        rows.local.copy_(mine)  # in place: other rows may be views of the same memory
 
 
 _INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",

@@ -202,7 +202,7 @@ def along(func: Any, args: tuple, kwargs: dict) -> Any:
 def _beside(a: Any, x: Rows) -> Any:
     """An argument that lies beside ``x`` (an index, a source): its rows for these rows."""
     if isinstance(a, Rows):
-        if a.offsets == x.offsets and a.dim_ == x.dim_:
+        if a.offsets == x.offsets and a.dim_ == x.dim_ and a.local.dim() == x.local.dim():
             return a.local
         raise Unsplit
     if isinstance(a, torch.Tensor) and a.dim() == x.local.dim() and a.dim() > 1:

@@ -33,6 +33,8 @@ def allreduce(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
 def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     """Every rank's rows of ``x`` joined along ``dim``; rank r holds offsets[r+1]-offsets[r] of them."""
     rows = x.detach().movedim(dim, 0).to("cpu").contiguous()
+    if rows.dim() and rows.stride(-1) != 1:  # a single row counts as contiguous with any stride
+        rows = rows.clone(memory_format=torch.contiguous_format)
     shape, dtype = rows.shape[1:], rows.dtype
     width = rows.element_size() * int(np.prod(shape, dtype=np.int64))
     counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
