@@ -22,7 +22,7 @@ from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
 from oars.adapt import random as random_
-from oars.adapt.torch import collate
+from oars.adapt.torch import collate, rows
 from oars.adapt.torch.collate import Cut
 from oars.adapt.torch.context import ctx, offsets_of, own
 
@@ -117,6 +117,7 @@ def _way(iterator: Any) -> tuple[str, Any]:
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     data = _plain["__next__"](self)
+    rows.recent.clear()
     cut = self._oars_queue.popleft()
     if cut is None:
         ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "

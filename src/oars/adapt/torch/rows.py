@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -130,10 +131,12 @@ class Rows(torch.Tensor):
         if name == "__get__" or name == "__set__":
             return _attribute(name, func.__self__.__name__, func, args)
         grad = torch.is_grad_enabled()
+        for mirror in recent:
+            mirror.settle()
         for a in args:
             if isinstance(a, Rows):
                 if a.mirror is not None:
-                    settle(a)
+                    a.mirror.settle()
             elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
                 enter(a)
         rule = None
@@ -180,16 +183,23 @@ class Rows(torch.Tensor):
 class Mirror:
     """The whole of some rows, gathered before. The script may hold views of it and change them in place."""
 
-    def __init__(self, full: torch.Tensor, local: torch.Tensor) -> None:
-        self.full, self.versions = full, (full._version, local._version)
+    def __init__(self, full: torch.Tensor, rows: Rows) -> None:
+        self.full, self.local, self.dim, self.offsets = full, rows.local, rows.dim_, rows.offsets
+        self.versions = full._version, rows.local._version
+
+    def fresh(self) -> bool:
+        """Whether the whole still is that of the rows."""
+        return self.versions == (self.full._version, self.local._version)
+
+    def settle(self) -> None:
+        """Take over what the script changed in views of the whole (``for row in x: row.clamp_(0, 1)``)."""
+        if self.full._version != self.versions[0]:
+            with torch.no_grad():
+                self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
+            self.versions = self.full._version, self.local._version
 
 
-def settle(x: Rows) -> None:
-    """Take over what the script changed in views of the gathered whole (``for row in x: row.clamp_(0, 1)``)."""
-    if x.mirror is not None and x.mirror.full._version != x.mirror.versions[0]:
-        mirror, x.mirror = x.mirror, None
-        with torch.no_grad():
-            x.local.copy_(mirror.full.narrow(x.dim_, *own(x.offsets)))
+recent: deque[Mirror] = deque(maxlen=8)  # of rows that may be gone already, views of other rows (``x.view(-1)[3:5]``)
 
 
 def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
@@ -208,11 +218,13 @@ def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
     ctx.note(f"gather {op}")
     tracked = x.local.requires_grad and torch.is_grad_enabled()
-    if not tracked and x.mirror is not None and x.mirror.versions == (x.mirror.full._version, x.local._version):
+    if not tracked and x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
         return x.mirror.full
     began = time.perf_counter()
     out = wire.Gather.apply(x.local, x.offsets, x.dim_)
-    x.mirror = None if tracked else Mirror(out, x.local)
+    if not tracked:
+        x.mirror = Mirror(out, x)
+        recent.append(x.mirror)
     ctx.record.gather(f"{site()} {op}", time.perf_counter() - began, out.nbytes)
     return out
 
