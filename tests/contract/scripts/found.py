@@ -1,5 +1,6 @@
 """What was found by attacking: models and scripts whose ways change, hide or look where one would not expect it."""
 
+import os
 import random
 import time
 
@@ -183,6 +184,7 @@ def jit_modules():
     model.eval()
     torch.jit.trace(model, x[:2]).save("model.jit")
     loaded = torch.jit.load("model.jit")
+    os.remove("model.jit")  # it holds weights as bytes, which agree only to rounding
     for xb, yb in batches():
         say(F.cross_entropy(loaded(xb), yb))
 

@@ -41,6 +41,7 @@ def patch_torch(torch: Any, redirect: Redirect) -> None:
     """``torch.save``, ``torch.jit.save`` and mapped storages (``torch.load(mmap=True)``) open files in C++."""
     _wrap(torch, "save", redirect, 1, lambda call: "w")
     _wrap(torch.jit, "save", redirect, 1, lambda call: "w")
+    _wrap(torch.jit.RecursiveScriptModule, "save", redirect, 1, lambda call: "w")
     _wrap(torch.jit, "load", redirect, 0, lambda call: "r")
     _wrap(torch, "from_file", redirect, 0, _mapped)
     _wrap(torch.UntypedStorage, "from_file", redirect, 0, _mapped)
