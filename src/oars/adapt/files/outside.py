@@ -41,11 +41,17 @@ def patch_torch(torch: Any, redirect: Redirect) -> None:
     """``torch.save``, ``torch.jit.save`` and mapped storages (``torch.load(mmap=True)``) open files in C++."""
     _wrap(torch, "save", redirect, 1, lambda call: "w")
     _wrap(torch.jit, "save", redirect, 1, lambda call: "w")
-    _wrap(torch.jit.RecursiveScriptModule, "save", redirect, 1, lambda call: "w")
     _wrap(torch.jit, "load", redirect, 0, lambda call: "r")
     _wrap(torch, "from_file", redirect, 0, _mapped)
     _wrap(torch.UntypedStorage, "from_file", redirect, 0, _mapped)
     torch.serialization.save = torch.save
+    save = torch.jit.RecursiveScriptModule.save
+
+    @functools.wraps(save)
+    def save_module(self: Any, f: Any, **kw: Any) -> Any:
+        return save(self, redirect(f, "w") if _is_path(f) else f, **kw)
+
+    torch.jit.RecursiveScriptModule.save = save_module
 
 
 def _mapped(call: tuple[Any, ...]) -> str:
