@@ -51,7 +51,7 @@ def patch_torch(torch: Any, redirect: Redirect) -> None:
     def save_module(self: Any, f: Any, **kw: Any) -> Any:
         return save(self, redirect(f, "w") if _is_path(f) else f, **kw)
 
-    torch.jit.RecursiveScriptModule.save = save_module
+    torch.jit.RecursiveScriptModule.save = torch.jit.ScriptModule.save = save_module
 
 
 def _mapped(call: tuple[Any, ...]) -> str:
