@@ -32,7 +32,6 @@ class World:
         self.local_rank: int = self.node.rank
         self.local_size: int = self.node.size
         self.seconds = 0.0
-        self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "or": MPI.BOR, "and": MPI.BAND}
 
     @classmethod
     def over_mpi(cls, patient: bool = False) -> World:
@@ -49,13 +48,13 @@ class World:
         while not request.Test():
             time.sleep(2e-5)
 
-    def allreduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
-        """Combine ``array`` over all ranks, in place, and return it."""
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        """Sum ``array`` over all ranks, in place, and return it."""
         began = time.perf_counter()
         if self.patient:
-            self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array, self._ops[op]))
+            self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array))
         else:
-            self.comm.Allreduce(self._mpi.IN_PLACE, array, self._ops[op])
+            self.comm.Allreduce(self._mpi.IN_PLACE, array)
         self.seconds += time.perf_counter() - began
         return array
 
@@ -104,7 +103,3 @@ class World:
         else:
             self.node.Barrier()
         self.seconds += time.perf_counter() - began
-
-    def abort(self, code: int) -> None:
-        """End every rank of the job at once."""
-        self.comm.Abort(code)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import ctx
-from oars.adapt.torch.rows import FUNCTIONAL, Rows, Unsplit
+from oars.adapt.torch.rows import Rows
 
 _plain = F.batch_norm
 
@@ -163,11 +163,6 @@ def _train(*args: Any) -> torch.Tensor:
     return (local_batch_norm if local else global_batch_norm)(*args)
 
 
-def _gathered_rule(func: Any, args: tuple, kwargs: dict) -> Any:
-    raise Unsplit
-
-
 def install() -> None:
     """Patch nn.functional.batch_norm."""
     F.batch_norm = batch_norm
-    FUNCTIONAL["batch_norm"] = _gathered_rule

@@ -92,10 +92,10 @@ def _pointwise_names() -> Iterable[str]:
     more = """absolute arccos arccosh arcsin arcsinh arctan arctanh arctan2 divide multiply subtract negative fix
         float_power floor_divide greater greater_equal less less_equal not_equal isreal isclose square masked_fill
         nan_to_num conj resolve_conj resolve_neg real imag softplus logsigmoid tanhshrink softsign hardswish
-        relu6 prelu_scalar special_expit special_exp2 special_expm1 special_erf special_erfc special_erfinv
+        relu6 special_expit special_exp2 special_expm1 special_erf special_erfc special_erfinv
         special_log1p special_logit special_ndtr special_sinc special_round special_gammaln special_digamma
-        special_psi special_polygamma special_xlogy special_i0 special_multigammaln view_as_real_ not_ isin_
-        arctan2_ copysign_ hypot fmod remainder true_divide rsub clamp_ lerp addcmul addcdiv where rdiv rpow
+        special_psi special_polygamma special_xlogy special_i0 special_multigammaln
+        hypot fmod remainder true_divide rsub lerp addcmul addcdiv where rdiv rpow
         rmul radd and or xor invert iand ior ixor lshift rshift rlshift rrshift rand ror rxor rtruediv truediv rsub
         rfloordiv floordiv rmod mod eq ne lt le gt ge iadd isub imul itruediv idiv ipow pow add sub mul
         fill zero""".split()
@@ -311,7 +311,7 @@ def type_(func: Any, args: tuple, kwargs: dict) -> Any:
 
 @rule("is_floating_point", "is_complex", "element_size", "get_device", "is_signed", "is_contiguous", "is_pinned",
       "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_zeros", "new_ones",
-      "new_full", "new_empty", "new_tensor", "new", "is_nonzero_", "result_type", "has_names", "is_same_size_",
+      "new_full", "new_empty", "new_tensor", "new", "result_type", "has_names",
       "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
 def of_own(func: Any, args: tuple, kwargs: dict) -> Any:
     """The answer is that of own rows."""

@@ -199,8 +199,8 @@ def repeat_interleave(func: Any, args: tuple, kwargs: dict) -> Any:
     return Rows(x.local.repeat_interleave(times, dim), offsets, x.dim_)
 
 
-@rule("chunk", "split", "tensor_split", "split_with_sizes", "narrow", "select", "diagonal_", "diff", "unsafe_chunk",
-      "unsafe_split", "hsplit_", "swapaxes_", "narrow_copy")
+@rule("chunk", "split", "tensor_split", "split_with_sizes", "narrow", "select", "diff", "unsafe_chunk",
+      "unsafe_split", "narrow_copy")
 def parts(func: Any, args: tuple, kwargs: dict) -> Any:
     """Pieces along a dimension other than the batch's."""
     x = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
@@ -217,7 +217,7 @@ def parts(func: Any, args: tuple, kwargs: dict) -> Any:
     return Rows(out, x.offsets, new) if isinstance(out, torch.Tensor) else tuple(Rows(o, x.offsets, new) for o in out)
 
 
-@rule("cat", "concat", "concatenate", "stack", "hstack_", "vstack_")
+@rule("cat", "concat", "concatenate", "stack")
 def join(func: Any, args: tuple, kwargs: dict) -> Any:
     """Side by side along another dimension; along the batch's dimension order would be lost, so that gathers."""
     tensors = list(args[0] if args else kwargs["tensors"])

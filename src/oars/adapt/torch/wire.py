@@ -19,14 +19,14 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.boo
 _COMPLEX = {torch.complex64, torch.complex128}
 
 
-def allreduce(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    """A new tensor: ``x`` combined over all ranks."""
+def allreduce(x: torch.Tensor) -> torch.Tensor:
+    """A new tensor: ``x`` summed over all ranks."""
     if x.dtype in _COMPLEX:
-        return torch.view_as_complex(allreduce(torch.view_as_real(x), op))
-    if x.is_cuda and op == "sum" and x.dtype not in _WIDER and ctx.nccl() is not None:
+        return torch.view_as_complex(allreduce(torch.view_as_real(x)))
+    if x.is_cuda and x.dtype not in _WIDER and ctx.nccl() is not None:
         return ctx.nccl().allreduce(x.detach().clone(memory_format=torch.contiguous_format))
     buffer = x.detach().to("cpu", _WIDER.get(x.dtype, x.dtype), memory_format=torch.contiguous_format, copy=True)
-    ctx.world.allreduce(buffer.numpy(), op)
+    ctx.world.allreduce(buffer.numpy())
     return buffer.to(x.device, x.dtype)
 
 
