@@ -56,6 +56,8 @@ def measure(command, threads):
     env = {**os.environ, "PYTHONPATH": source}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
+    if "cuda" not in command:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # ranks on cores, also where there is a GPU
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
