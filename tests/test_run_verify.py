@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
        "CUDA_VISIBLE_DEVICES": ""}  # ranks on cores, wherever the tests run
@@ -34,7 +32,6 @@ def oars(folder: Path, *args: str) -> subprocess.CompletedProcess:
 
 
 def test_verify_runs_a_script_twice_and_leaves_its_files_alone(tmp_path):
-    pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN.format(more=""))
     done = oars(tmp_path, "verify", "-n", "2", "--steps", "10", "train.py")
     assert done.stdout.startswith("oars: same training on 1 and 2 ranks: over 10 steps losses agree to "), done.stderr
