@@ -245,6 +245,7 @@ def gpu(report, repeats, quick):
     common = ["--net", net, "--batch", str(batch), "--steps", "8" if quick else "20"]
     common += ["--device", "cuda", "--bf16", "--channels-last"]
     for kind, extra in (("eager", ["--warmup", "8"]), ("compiled", ["--warmup", "8", "--compile"])):
+        print(f"{time.strftime('%H:%M:%S')} ", end="", file=sys.stderr)
         sides = [([*oars(1), *common, *extra], None), ([*PLAIN, *common, *extra], None)]
         report.pair(f"{net} on the GPU, {kind}, bf16, 1 rank, against python", sides, repeats, 1.01)
 

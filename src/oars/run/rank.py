@@ -16,12 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oars.adapt import files
 from oars.run.launch import RANK_VARIABLES
 from oars.run.plan import available_cores, error_file
 from oars.run.record import Record
 from oars.run.script import print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
+from oars.run.survive import Survivor
 
 _exit = os._exit  # the script's is watched, see watch_exit
 
@@ -38,10 +40,12 @@ def main() -> None:
         take_cores(local_rank, plan)
         if plan["gpus"]:
             os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
-        world = join(folder, plan, rank)
+        stdin = os.environ.pop(STDIN_VARIABLE)
+        world = join(folder, plan, rank, stdin)
     hide_ranks(plan)
     record = Record(folder, voice=rank == 0, world=world)
-    ends = Ends(folder, rank, record, world, folder / error_file(rank, plan))
+    survivor = Survivor(folder, world, record, stdin) if many and plan["survives"] else None
+    ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
@@ -87,14 +91,16 @@ def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
         os.sched_setaffinity(0, cores[start:end])
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int) -> Any:
+def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> Any:
     """Start MPI; ranks that do not find each other have an mpirun of another MPI than mpi4py's."""
-    stdin = os.environ.pop(STDIN_VARIABLE)
     if rank == 0:
         take_stdin(stdin)
+    import mpi4py
+
+    mpi4py.rc.finalize = not plan["survives"]  # after a death MPI's own end may hang; see Ends.last
     from oars.engine.world import World
 
-    world = World.over_mpi(patient=plan["ranks"] > plan["cores"])
+    world = World.over_mpi(patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
     if world.size != plan["ranks"]:
         from mpi4py import MPI
 
@@ -112,7 +118,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
 
     verified = "stop_after" in plan
     if world is not None or verified:  # a verified script draws alike on one rank and on many, seeded or not
-        from oars.adapt import clock, files, random
+        from oars.adapt import clock, random
 
         random.install(world or Alone(), plan)
         clock.install(world)
@@ -138,8 +144,9 @@ class Alone:
 class Ends:
     """How a rank ends, written down for the supervisor, whichever way the script chooses."""
 
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path) -> None:
-        self.folder, self.rank, self.record, self.world = folder, rank, record, world
+    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path,
+                 survivor: Survivor | None) -> None:
+        self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
 
     def watch(self) -> None:
@@ -184,6 +191,10 @@ class Ends:
         if os.getpid() == self.pid:
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
+            files.close()
+            if self.survivor is not None:
+                self.survivor.leave()
+                _exit(0)
             if self.world is not None and code == 0:
                 from mpi4py import MPI
 
@@ -193,7 +204,16 @@ class Ends:
     def last(self) -> None:
         """After the script's atexit handlers."""
         if os.getpid() == self.pid:
+            if self.survivor is not None:
+                self.survivor.leave()
             self.record.close()
+            if self.survivor is not None:  # without MPI's own end, which may wait for the dead
+                for stream in (sys.stdout, sys.stderr):
+                    try:
+                        stream.flush()
+                    except (OSError, ValueError):
+                        pass
+                _exit(0)
 
 
 def _leave_child(code: int) -> None:

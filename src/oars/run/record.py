@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Record:
         self.voice = voice
         self.steps = 0
         self.samples = 0
+        self.losses = 0  # ranks that died
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
@@ -32,6 +34,8 @@ class Record:
         self._said: set[str] = set()
         self._pid = os.getpid()
         self._pending: list[tuple[int, Any, int, float, float]] = []
+        self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
+        self._loss_at: float | None = None  # when a rank was lost, until the next step is done
         self._flush_at = 0.0
         self._file: Any = None
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
@@ -42,22 +46,57 @@ class Record:
         """One optimizer step was done: its global loss (a number, a tensor or None) and how many samples went in."""
         self.steps += 1
         self.samples += samples
-        if not self.voice:
-            return
         if loss is not None and not isinstance(loss, float):
             loss = _frozen(loss)
         now = time.time()
-        self._pending.append((self.steps, loss, samples, now, self._world.seconds if self._world is not None else 0.0))
+        exchange = self._world.seconds if self._world is not None else 0.0
+        if self._first_step is None:
+            self._first_step = (now, exchange, samples)
+        self._last_step = (now, exchange)
+        if self._loss_at is not None:
+            self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
+            self._loss_at = None
+        if not self.voice:
+            self._recent.append((self.steps, loss, samples, now, exchange))
+            return
+        self._pending.append((self.steps, loss, samples, now, exchange))
         if now >= self._flush_at:
             self.flush()
+
+    def lost(self, ranks: list[int], hosts: list[str], phase: str, left: int) -> None:
+        """Ranks died and the others go on: the step under way is done again."""
+        self.losses += len(ranks)
+        if self._loss_at is None:
+            self._loss_at = time.time()
+        self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1)
+
+    def lost_step(self, samples: int, reason: str) -> None:
+        """A step could not be done again after a loss."""
+        self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
+        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is passed over: {reason}")
+
+    def become_voice(self) -> None:
+        """The voice died: go on writing where it stopped, steps it had not written yet included."""
+        self.voice = True
+        path = self.folder / "metrics.jsonl"
+        last = 0
+        if path.exists():
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.truncate(path, whole)
+            lines = data[:whole].splitlines()
+            last = json.loads(lines[-1])["step"] if lines else 0
+        self._pending = [step for step in self._recent if step[0] > last]
+        self._recent.clear()
+        self.flush()
 
     def notice(self, text: str) -> None:
         """Tell the user one line, once per distinct text."""
         if text not in self._said:
             self._said.add(text)
             self.event("notice", text=text)
-            if self.voice:
-                print(f"oars: {text}", file=sys.__stderr__, flush=True)
+            print(f"oars: {text}", file=sys.__stderr__, flush=True)  # every rank has its own; the voice's is shown
 
     def gather(self, site: str, seconds: float, nbytes: int) -> None:
         """Rows were gathered at ``site`` (``file:line operation``)."""
@@ -75,7 +114,7 @@ class Record:
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
         self.interrupted, self.taken = False, True
-        mark = self.folder / f"interrupted-{self._world.rank if self._world is not None else 0}"
+        mark = self.folder / f"interrupted-{self._world.origin if self._world is not None else 0}"
         mark.touch()
         raise KeyboardInterrupt
 
@@ -89,8 +128,6 @@ class Record:
         for step, loss, samples, now, exchange in pending:
             rate: float | None = None
             share: float | None = None
-            if self._first_step is None:
-                self._first_step = (now, exchange, samples)
             if self._last is not None and now > self._last[0]:
                 seconds = now - self._last[0]
                 rate, share = samples / seconds, (exchange - self._last[1]) / seconds
@@ -99,7 +136,6 @@ class Record:
                 f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
                 f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}}}\n'
             )
-        self._last_step = self._last or (0.0, 0.0)
         if self._file is None:
             self._file = open(self.folder / "metrics.jsonl", "a")
         self._file.write("".join(lines))
@@ -117,6 +153,7 @@ class Record:
             rate = (self.samples - self._first_step[2]) / seconds  # the first step's time is not known
         summary = {
             "ranks": self._world.size if self._world is not None else 1,
+            "losses": self.losses,
             "steps": self.steps,
             "samples": self.samples,
             "seconds": seconds,

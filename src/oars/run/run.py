@@ -28,7 +28,9 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
 def add_mpi(plan: dict[str, Any]) -> None:
     """Say in the plan what will start the ranks."""
     mpirun, version = launch.require_mpirun()
-    plan.update(mpirun=str(mpirun), mpi=version)
+    # NCCL waits for its dead for ever, so with a GPU for each rank a death ends the run.
+    survives = launch.survives(version) and (not plan["gpus"] or bool(plan.get("share_gpus")))
+    plan.update(mpirun=str(mpirun), mpi=version, survives=survives)
 
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:

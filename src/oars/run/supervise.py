@@ -66,7 +66,7 @@ class Supervisor:
             if self.stdin is not None:
                 self.stdin.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(pid|interrupted)-\d+$|exit-\d+\.json$", name):
+                if re.match(r"(pid|interrupted|lost)-\d+$|exit-\d+\.json$", name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
@@ -79,7 +79,7 @@ class Supervisor:
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
-        mpirun = launch.mpirun_command(Path(self.plan["mpirun"]), self.plan["mpi"], self.ranks, self.plan["cores"])
+        mpirun = launch.mpirun_command(self.plan)
         self.stdin = StdinServer()
         env[STDIN_VARIABLE] = self.stdin.path
         with open(self.folder / "mpirun.log", "ab") as log:
@@ -103,6 +103,8 @@ class Supervisor:
             now = time.monotonic()
             if now - looked_at >= 0.1 or self.signals:
                 looked_at, self.seen = now, set(os.listdir(self.folder))
+                if self.screen.voice not in (living := self._living()) and living:
+                    self.screen.follow(living[0])
             while self.signals:
                 number = self.signals.pop(0)
                 if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
@@ -118,7 +120,11 @@ class Supervisor:
             os.close(end)
 
     def _all(self, pattern: str) -> bool:
-        return all(pattern.format(rank) in self.seen for rank in range(self.ranks))
+        return all(pattern.format(rank) in self.seen for rank in self._living())
+
+    def _living(self) -> list[int]:
+        """The ranks that nobody has called lost."""
+        return [rank for rank in range(self.ranks) if f"lost-{rank}" not in self.seen]
 
     def _failed_for(self, now: float) -> bool:
         """Whether a rank has failed long enough ago that the others must go."""
@@ -157,12 +163,14 @@ class Supervisor:
     def _verdict(self) -> int:
         """The exit code, having said why."""
         assert self.process is not None
-        seen = set(os.listdir(self.folder))
+        seen = self.seen = set(os.listdir(self.folder))
         exits, errors = _exits(self.folder, seen), _errors(self.folder, seen)
+        living = self._living()
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
-        orderly = len(exits) == self.ranks and self.process.returncode in (0, exits.get(0))
+        told = {rank: code for rank, code in exits.items() if rank in living}
+        orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -170,11 +178,11 @@ class Supervisor:
         if errors:
             self._show_error(errors)
             return exits.get(min(errors), 1) or 1
-        if orderly and not any(exits.values()):
+        if orderly and not any(told.values()):
             return 0
-        if exits.get(0) and orderly:
-            return exits[0]
-        return self._explain(exits, seen)
+        if orderly and told[living[0]]:
+            return told[living[0]]
+        return self._explain(told, seen)
 
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
         """A traceback, once: the voice's own is on the screen already."""

@@ -32,6 +32,11 @@ class Context:
         self.plan: dict = {}
         self.rank = 0
         self.size = 1
+        self.era = 0  # how often ranks were lost: rows of an earlier one must be made anew before they are used
+        self.busy = False  # inside an operation that begins anew when a rank is lost
+        self.again = False  # ... which is being done again, for rows that were lost
+        self.going_back = False  # inside a backward of the script's
+        self.spoilt = False  # a rank was lost during this backward: it goes on without messages, then is done again
         self.plain = False  # inside a split call or a backward: module calls and losses pass straight through
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
@@ -47,6 +52,13 @@ class Context:
 
             self._nccl = Nccl(self.world)
         return self._nccl
+
+    def renew(self) -> None:
+        """After a loss: from here on batches are cut for the ranks that are left."""
+        self.world.adopt()
+        self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
+        self._nccl = None
+        offsets_of.cache_clear()
 
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 from typing import Any
@@ -44,10 +45,31 @@ def install(torch_: Any, gradients: Any) -> None:
                 gradients.track(p)
 
     Optimizer.add_param_group = add_param_group  # type: ignore[assignment,method-assign]
+    if gradients is not None:
+        _leave_out_steps(Optimizer, gradients)
     if os.environ.get("OARS_DIGEST"):
         atexit.register(digest)
     if gradients is None:
         _count_only()
+
+
+def _leave_out_steps(optimizer: Any, gradients: Any) -> None:
+    """A step whose gradients were lost with a rank, and could not be computed again, is left out."""
+    hooked = optimizer.profile_hook_step
+
+    def profile_hook_step(step: Any) -> Any:
+        inner = hooked(step)
+
+        @functools.wraps(inner)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if gradients.passing_over:
+                gradients.passing_over = False
+                return None
+            return inner(*args, **kwargs)
+
+        return wrapper
+
+    optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
 def _scaled_lr(lr: Any) -> Any:

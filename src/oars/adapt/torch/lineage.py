@@ -1,0 +1,190 @@
+"""Lineage: rows remember how they were made, so that the living can make a dead rank's rows anew.
+
+Every operation of the script on rows, and every module call, is *performed*: when a rank is lost on the way, it begins
+anew with its arguments cut for the ranks that are left. Rows from before the loss are made again when they are used
+next: from the loader's sample numbers, through the same operations, with the same random numbers. The script sees none
+of this; its loop goes on with the values of the whole batch.
+
+A result that all ranks hold alike (a loss, a gathered tensor) keeps its value, which was complete. Where it has a graph
+it is a *boundary*: what is above it in the graph is the same on every rank, what is below belongs to rows. When a
+backward has to be done again, the gradients that arrived at its boundaries go back through graphs made anew
+(``gradients.py``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from oars.adapt import random
+from oars.adapt.torch import rows as rows_
+from oars.adapt.torch.context import ctx
+from oars.adapt.torch.rows import Rows, frail, recent
+from oars.engine.world import RankLost
+
+_register_hook: Any = torch.Tensor.register_hook
+arrived: Callable[[Entry, int, torch.Tensor], None]  # told of gradients at boundaries; set by gradients.py
+
+
+class Irreplaceable(Exception):
+    """What was lost with a rank cannot be made anew."""
+
+
+class Entry:
+    """One operation: what was called, with what, in which mode, and what came out."""
+
+    __slots__ = ("call", "func", "args", "kwargs", "state", "grad", "autocast", "outs", "era", "changes")
+
+    def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
+        self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
+        self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
+        self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
+        self.era = ctx.era
+        self.changes = call is rows_.change  # its first argument, in place
+
+
+class Ref:
+    """Stands for a tensor among an entry's arguments: which operation gave it, in which place."""
+
+    __slots__ = ("entry", "place")
+
+    def __init__(self, entry: Entry, place: int) -> None:
+        self.entry, self.place = entry, place
+
+
+def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "") -> Any:
+    """``call(func, args, kwargs)``, again and again until no rank is lost on the way; its results remember it.
+
+    ``draws``: "" if it draws no random numbers, "torch" if from PyTorch's streams, "any" if perhaps from others too.
+    """
+    if ctx.busy:
+        return call(func, args, kwargs)
+    state = random.state(draws == "torch") if draws else None
+    ctx.busy = True
+    try:
+        while True:
+            try:
+                if ctx.era:
+                    for a in tree_leaves((args, kwargs)):
+                        if isinstance(a, Rows) and a.era != ctx.era:
+                            refresh(a)
+                out = call(func, args, kwargs)
+                break
+            except RankLost:
+                renew()
+                if state is not None:
+                    random.restore(state)
+    finally:
+        ctx.busy = False
+    _remember(out, call, func, args, kwargs, state)
+    return out
+
+
+rows_.perform = perform
+
+
+def renew() -> None:
+    """Adopt the ranks that are left."""
+    ctx.renew()
+    recent.clear()
+
+
+def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
+    """The rows of a loader's batch remember how to read them again."""
+    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None)
+
+
+def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
+    entry = None
+    for place, leaf in enumerate((out,) if isinstance(out, torch.Tensor) else tree_leaves(out)):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        rows = isinstance(leaf, Rows)
+        if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
+            continue
+        if entry is None:
+            entry = Entry(call, func, tuple(map(_ref, args)), {k: _ref(v) for k, v in kwargs.items()}, state)
+        if rows:
+            leaf.made = Ref(entry, place)
+            entry.outs[place] = weakref.ref(leaf)
+        else:
+            leaf._oars_made = Ref(entry, place)
+            leaf.grad_fn.metadata["oars"] = leaf._oars_made
+            _register_hook(leaf, lambda g, entry=entry, place=place: arrived(entry, place, g))
+
+
+def _ref(a: Any) -> Any:
+    if isinstance(a, Rows):
+        return a.made
+    if isinstance(a, torch.Tensor):
+        # With a graph it is needed anew, as there is a new graph behind it; else its value will do.
+        return getattr(a, "_oars_made", a) if a.requires_grad and torch.is_grad_enabled() else a
+    if isinstance(a, (list, tuple, dict)):
+        return tree_map(_ref, a, is_leaf=lambda x: isinstance(x, torch.Tensor))
+    return a
+
+
+def refresh(rows: Rows, used: bool = False) -> None:
+    """Rows from before a loss: make them anew."""
+    if rows.local.untyped_storage().data_ptr() in frail:
+        raise Irreplaceable("rows that were changed in place through a view")
+    _made(rows.made, {}, used)
+
+
+def again(entry: Entry, memo: dict, used: bool = False) -> list:
+    """Do an operation again and return all it results in; rows the script still has are brought up to date.
+
+    ``memo``: what has been done again already. ``used``: the graphs there are have been gone back through already.
+    """
+    if entry in memo:
+        return memo[entry]
+    args, kwargs = tree_map(lambda a: _made(a, memo, used) if isinstance(a, Ref) else a, (entry.args, entry.kwargs),
+                            is_leaf=lambda a: isinstance(a, Ref))
+    if entry.changes:  # in place: not what others of this memo use
+        first = args[0]
+        args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])
+    now = random.state() if entry.state is not None else None
+    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, True
+    try:
+        with ExitStack() as modes:
+            modes.enter_context(torch.set_grad_enabled(entry.grad))
+            for device, dtype in entry.autocast:
+                modes.enter_context(torch.autocast(device, dtype=dtype))
+            if now is not None:
+                random.restore(entry.state)
+            results = tree_leaves(entry.call(entry.func, args, kwargs))
+    finally:
+        ctx.busy, ctx.again = busy, before
+        if now is not None:
+            random.restore(now)
+    entry.era = ctx.era
+    memo[entry] = results
+    for place, ref in entry.outs.items():
+        rows = ref()
+        if rows is not None and rows.made is not None and rows.made.entry is entry:
+            new = results[place]
+            rows.local, rows.offsets, rows.dim_, rows.mirror, rows.era = new.local, new.offsets, new.dim_, None, ctx.era
+    return results
+
+
+def _made(ref: Ref | None, memo: dict, used: bool) -> Any:
+    """The tensor a reference stands for, of this era."""
+    if ref is None:
+        raise Irreplaceable("rows of a gradient, or from another place that leaves no trace")
+    entry, place = ref.entry, ref.place
+    known = entry.outs.get(place)
+    rows = known() if known is not None else None
+    if (rows is not None and rows.made is not None and rows.made.entry is entry and rows.era == ctx.era
+            and not (used and rows.local.grad_fn is not None)):
+        return rows
+    return again(entry, memo, used)[place]
+
+
+def _autocast() -> list[tuple[str, torch.dtype]]:
+    return [(device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if
+            torch.is_autocast_enabled(device)]

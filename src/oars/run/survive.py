@@ -1,0 +1,62 @@
+"""What a rank does when others die: takes over as the voice if it is its turn, and leaves together with the living."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from oars.run.record import Record
+from oars.run.stdin import take_stdin
+
+
+class Survivor:
+    """One rank's part in outliving others."""
+
+    def __init__(self, folder: Path, world: Any, record: Record, stdin: str) -> None:
+        self.folder, self.world, self.record, self.stdin = folder, world, record, stdin
+        self.hosts = world.allgather(socket.gethostname())
+        world.on_loss.append(self.lost)
+
+    def lost(self, gone: list[int], phase: str) -> None:
+        """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
+        if self.world.rank == 0:
+            self.take_over()
+            for rank in gone:
+                self._mark(f"lost-{rank}")
+        self.record.lost(gone, [self.hosts[r] for r in gone], phase, self.world.size)
+
+    def take_over(self) -> None:
+        """This is the first rank now: its files and its output are the run's."""
+        if self.record.voice:
+            return
+        from oars.adapt import files
+
+        files.promote()
+        self.record.become_voice()
+        try:
+            take_stdin(self.stdin)
+        except OSError:  # nobody serves it any more: the run is ending
+            pass
+
+    def leave(self) -> None:
+        """The script has ended here. Wait until it has everywhere, so that nobody takes this rank's end for a death."""
+        waiting = set(self.world.members) - {self.world.origin}
+        while waiting:
+            waiting = {r for r in waiting if not (self.folder / f"exit-{r}.json").exists()}
+            dead = waiting & self.world.fallen()
+            if dead:
+                waiting -= dead
+                living = [m for m in self.world.members if m not in dead]
+                if living[0] == self.world.origin:
+                    self.take_over()
+                    for rank in dead:
+                        self._mark(f"lost-{rank}")
+                self.record.lost(sorted(dead), [self.hosts[r] for r in sorted(dead)], "end", len(living))
+            elif waiting:
+                time.sleep(0.002)
+
+    def _mark(self, name: str) -> None:
+        os.close(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o666))
