@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def main() -> None:
     rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
     local_rank = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")) if many else 0
     redirect_output(folder, rank, plan)
+    _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
         take_cores(local_rank, plan)
@@ -192,7 +194,7 @@ class Ends:
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
             files.close()
-            if self.survivor is not None:
+            if self.survivor is not None and code == 0:
                 self.survivor.leave()
                 _exit(0)
             if self.world is not None and code == 0:
@@ -204,10 +206,10 @@ class Ends:
     def last(self) -> None:
         """After the script's atexit handlers."""
         if os.getpid() == self.pid:
-            if self.survivor is not None:
+            if self.survivor is None:
+                self.record.close()
+            else:  # without MPI's own end, which may wait for the dead
                 self.survivor.leave()
-            self.record.close()
-            if self.survivor is not None:  # without MPI's own end, which may wait for the dead
                 for stream in (sys.stdout, sys.stderr):
                     try:
                         stream.flush()

@@ -13,6 +13,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
+STARTS = 3  # how often ranks are started when some die before the script has begun
 
 
 class Supervisor:
@@ -42,6 +44,7 @@ class Supervisor:
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
         self.seen: set[str] = set()
+        self.begun = False  # every rank has come to the script's first line
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
 
@@ -50,8 +53,10 @@ class Supervisor:
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, lambda got, frame: self.signals.append(got)) for number in caught}
         try:
-            self._start()
-            self._watch()
+            for _ in range(STARTS):
+                self._start()
+                if not self._watch():
+                    break
             self.screen.update(to_the_end=True)
             self.screen.erase()
             return self._verdict()
@@ -66,7 +71,7 @@ class Supervisor:
             if self.stdin is not None:
                 self.stdin.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(pid|interrupted|lost)-\d+$|exit-\d+\.json$", name):
+                if re.match(r"(born|pid|interrupted|lost)-\d+$|exit-\d+\.json$", name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
@@ -86,8 +91,8 @@ class Supervisor:
             self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
 
-    def _watch(self) -> None:
-        """Until the ranks are gone: show the voice, look for failures, obey signals."""
+    def _watch(self) -> bool:
+        """Until the ranks are gone: show the voice, look for failures, obey signals. Should they be started again?"""
         assert self.process is not None
         interrupted_at: float | None = None
         looked_at = 0.0
@@ -116,8 +121,27 @@ class Supervisor:
                 return self._kill_all()
             if self._failed_for(now):
                 return self._kill_all()
+            if self._died_at_start():
+                return self._start_over()
         if end is not None:
             os.close(end)
+        return False
+
+    def _died_at_start(self) -> bool:
+        """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
+        if self.ranks == 1 or not self.plan["survives"] or self.begun:
+            return False
+        self.begun = self._all("pid-{}")
+        return not self.begun and any(not _alive(self.folder / name) for name in self.seen if name.startswith("born-"))
+
+    def _start_over(self) -> bool:
+        """Nothing of the script has run: begin again."""
+        self._kill_all()
+        for name in os.listdir(self.folder):
+            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name):
+                os.unlink(self.folder / name)
+        self.screen.say("a rank died while the ranks were starting: they are started again")
+        return True
 
     def _all(self, pattern: str) -> bool:
         return all(pattern.format(rank) in self.seen for rank in self._living())
@@ -147,8 +171,8 @@ class Supervisor:
             except (OSError, ValueError):
                 pass
 
-    def _kill_all(self) -> None:
-        """No process of this run is left when this returns."""
+    def _kill_all(self) -> bool:
+        """No process of this run is left when this returns (False: nor is one to be started)."""
         process = self.process
         if process is not None and process.poll() is None:
             process.terminate()
@@ -159,6 +183,7 @@ class Supervisor:
                 process.kill()
                 process.wait()
         sweep(self.folder)
+        return False
 
     def _verdict(self) -> int:
         """The exit code, having said why."""
@@ -244,6 +269,24 @@ def _processes() -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     except OSError:
         return []
+
+
+def _alive(pid_file: Path) -> bool:
+    """Whether the process that wrote its number here is there; one on another host is taken to be."""
+    try:
+        host, pid = json.loads(pid_file.read_text())
+        return host != socket.gethostname() or _state(pid) not in ("Z", "X", "")
+    except (OSError, ValueError):
+        return True  # being written
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for a process's state, an empty string if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""
 
 
 def _environment(pid: int) -> list[bytes]:

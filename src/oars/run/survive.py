@@ -43,20 +43,26 @@ class Survivor:
 
     def leave(self) -> None:
         """The script has ended here. Wait until it has everywhere, so that nobody takes this rank's end for a death."""
-        waiting = set(self.world.members) - {self.world.origin}
-        while waiting:
-            waiting = {r for r in waiting if not (self.folder / f"exit-{r}.json").exists()}
-            dead = waiting & self.world.fallen()
-            if dead:
-                waiting -= dead
-                living = [m for m in self.world.members if m not in dead]
-                if living[0] == self.world.origin:
-                    self.take_over()
-                    for rank in dead:
+        self.record.close()
+        reported: set[int] = set()
+        while True:
+            dead = {m for m in self.world.fallen() if not self._ended(m)}
+            living = [m for m in self.world.members if m not in dead]
+            if living[0] == self.world.origin and not self.record.voice:
+                self.take_over()
+            if new := sorted(dead - reported):
+                reported |= dead
+                if self.record.voice:
+                    for rank in new:
                         self._mark(f"lost-{rank}")
-                self.record.lost(sorted(dead), [self.hosts[r] for r in sorted(dead)], "end", len(living))
-            elif waiting:
-                time.sleep(0.002)
+                self.record.lost(new, [self.hosts[r] for r in new], "end", len(living))
+                self.record.close()
+            if all(map(self._ended, living)) and (self.folder / "summary.json").exists():
+                return
+            time.sleep(0.002)
+
+    def _ended(self, rank: int) -> bool:
+        return (self.folder / f"exit-{rank}.json").exists()
 
     def _mark(self, name: str) -> None:
         os.close(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o666))

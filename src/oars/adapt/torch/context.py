@@ -41,6 +41,8 @@ class Context:
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
+        self.iterations = 0  # over loaders, begun so far
+        self.handed: list[tuple[int, int, list]] = []  # for the ledger: iteration, batch, the samples' numbers
         self._nccl: Any = None
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one

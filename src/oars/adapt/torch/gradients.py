@@ -21,6 +21,7 @@ from oars.adapt.torch.buckets import Plan
 from oars.adapt.torch.context import ctx, own
 from oars.adapt.torch.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import Rows
+from oars.adapt.torch.steps import write_ledger
 from oars.engine.world import RankLost
 from oars.exchange.allreduce import Exchange
 
@@ -210,6 +211,8 @@ class Gradients:
                 if any(each.era != ctx.era for each in self.passes):
                     raise RankLost  # since the backwards that were put off
                 plan = self._plan(self.touched)
+                if ctx.handed:
+                    write_ledger()
                 self._exchange(plan)
                 odd = [_mean_one_by_one(p.grad) for p in plan.odd()]
                 break
@@ -219,6 +222,7 @@ class Gradients:
         self.touched.clear()
         self.passes.clear()
         self.base.clear()
+        ctx.handed.clear()
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
         ctx.world.seconds = inside + time.perf_counter() - began

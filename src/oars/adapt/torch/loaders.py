@@ -36,6 +36,7 @@ _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
 _ways: WeakKeyDictionary[DataLoader, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
 _private: Any = None
+_LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see steps.py
 _seeded_in: int | None = None
 
 
@@ -74,12 +75,17 @@ def _seed_worker() -> None:
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember the loader."""
     self._oars_loader, self._oars_queue = loader, deque()
+    ctx.iterations += 1
+    self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
     self._oars_queue = deque()
+    if not first_iter:
+        ctx.iterations += 1
+        self._oars_place = (ctx.iterations, 0)
     _plain["_reset"](self, loader, first_iter)
 
 
@@ -147,6 +153,10 @@ def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
         data, cut = _for_the_living(self, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
+    iteration, batches = self._oars_place
+    self._oars_place = (iteration, batches + 1)
+    if _LEDGER:
+        ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
     if way == BY_ROW:
         lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, self._collate_fn in _DEFAULT))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import json
 import os
 from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, offsets_of, own
 
 _params: list[torch.Tensor] = []
 _loss: Any = None
@@ -104,6 +105,27 @@ def _count_only() -> None:
     dataloader._BaseDataLoaderIter.__next__ = noting_next  # type: ignore[method-assign]
 
 
+def write_ledger() -> None:
+    """``OARS_LEDGER=1``: the numbers of the samples this rank contributes to the exchange, one line a batch.
+
+    Written before it: of an exchange that failed there are lines of a later era, when it was done again.
+    """
+    lines = []
+    for iteration, batch, indices in ctx.handed:
+        first, rows = own(offsets_of(len(indices)))
+        mine = indices[first : first + rows]
+        lines.append(json.dumps({"iteration": iteration, "batch": batch, "of": len(indices), "era": ctx.era,
+                                 "samples": [int(i) for i in mine]}) + "\n")
+    fd = os.open(ctx.record.folder / f"ledger-{_name()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.write(fd, "".join(lines).encode())
+    os.close(fd)
+
+
+def _name() -> int:
+    """This rank's number at the start."""
+    return ctx.world.origin if ctx.world is not None else 0
+
+
 def _leave_weights() -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     import numpy as np
@@ -118,7 +140,7 @@ def digest(arrays: Any = None) -> None:
     """Write this rank's digest of all weights that optimizers have seen."""
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _params]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    path = ctx.record.folder / f"weights-digest-{ctx.rank}.txt"
+    path = ctx.record.folder / f"weights-digest-{_name()}.txt"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)
