@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from oars.engine.board import Board
+
 
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, patient: bool = False) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False) -> None:
         from mpi4py import MPI
 
+        self.board = board
         self.patient = patient
 
         self._mpi = MPI
@@ -34,11 +37,11 @@ class World:
         self.seconds = 0.0
 
     @classmethod
-    def over_mpi(cls, patient: bool = False) -> World:
+    def over_mpi(cls, board: Board, patient: bool = False) -> World:
         """The world of the MPI job this process belongs to."""
         from mpi4py import MPI
 
-        return cls(MPI.COMM_WORLD, patient)
+        return cls(MPI.COMM_WORLD, board, patient)
 
     def _wait(self, request: Any) -> None:
         for _ in range(20):
@@ -50,16 +53,19 @@ class World:
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """Sum ``array`` over all ranks, in place, and return it."""
+        self.board.enter("allreduce")
         began = time.perf_counter()
         if self.patient:
             self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array))
         else:
             self.comm.Allreduce(self._mpi.IN_PLACE, array)
         self.seconds += time.perf_counter() - began
+        self.board.leave()
         return array
 
     def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
         """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
+        self.board.enter("allgather_rows")
         began = time.perf_counter()
         width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
         row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
@@ -69,23 +75,29 @@ class World:
         finally:
             row_type.Free()
         self.seconds += time.perf_counter() - began
+        self.board.leave()
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
+        self.board.enter("allgather")
         began = time.perf_counter()
         values = self.comm.allgather(value)
         self.seconds += time.perf_counter() - began
+        self.board.leave()
         return values
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """``root``'s value, on every rank."""
+        self.board.enter("broadcast")
         began = time.perf_counter()
         value = self.comm.bcast(value, root)
         self.seconds += time.perf_counter() - began
+        self.board.leave()
         return value
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
+        self.board.enter("allgather_alike")
         began = time.perf_counter()
         every = np.empty((self.size, *mine.shape), mine.dtype)
         if self.patient:
@@ -93,13 +105,16 @@ class World:
         else:
             self.comm.Allgather(mine, every)
         self.seconds += time.perf_counter() - began
+        self.board.leave()
         return every
 
     def barrier_on_node(self) -> None:
         """Wait until every rank of this host is here."""
+        self.board.enter("barrier")
         began = time.perf_counter()
         if self.patient:
             self._wait(self.node.Ibarrier())
         else:
             self.node.Barrier()
         self.seconds += time.perf_counter() - began
+        self.board.leave()
