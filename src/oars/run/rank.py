@@ -92,9 +92,16 @@ def join(folder: Path, plan: dict[str, Any], rank: int) -> Any:
     stdin = os.environ.pop(STDIN_VARIABLE)
     if rank == 0:
         take_stdin(stdin)
+    from oars.engine.board import Board
+    from oars.run import stacks
+
+    board = Board.open(folder / "board", rank)
+    stacks.answer(folder, rank, board.supervisor)
+    board.enter("start")
     from oars.engine.world import World
 
-    world = World.over_mpi(patient=plan["ranks"] > plan["cores"])
+    world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"])
+    board.leave()
     if world.size != plan["ranks"]:
         from mpi4py import MPI
 

@@ -80,6 +80,8 @@ class _Shared(io.RawIOBase):
         if os.getpid() != self._pid:  # a forked child is alone
             data = os.read(0, len(buffer))
         else:
+            if self._world.rank == 0:
+                self._world.board.enter("input")  # a user who takes his time is no stall
             data = self._world.broadcast(os.read(0, len(buffer)) if self._world.rank == 0 else None)
         buffer[: len(data)] = data
         return len(data)
