@@ -293,13 +293,19 @@ def test_the_board_tells_other_processes_what_ranks_wrote(tmp_path, hosts):
     path = tmp_path / "board"
     board = Board.create(path, 3, hosts)
     assert path.is_symlink() == (hosts == 1)
+    if hosts == 2:
+        os.pwrite(board.fd, b"elsewhere".ljust(64, b"\0"), 28)  # the supervisor's host
     write = textwrap.dedent("""
-        import sys
+        import sys, threading, time
         from oars.engine.board import Board
         board = Board.open(sys.argv[1], 1)
         board.enter('allreduce'); board.leave(); board.enter('broadcast'); board.gone(2)
+        if board.host == 'elsewhere':
+            time.sleep(1.2)  # its page has been sent once
+        print(threading.active_count())
     """)
-    subprocess.run([sys.executable, "-c", write, str(path)], env=ENV, check=True)
+    done = subprocess.run([sys.executable, "-c", write, str(path)], env=ENV, check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{hosts}\n", "")
     slots = board.read()
     assert [(s.done, s.kind, s.gone) for s in slots] == [(0, "", False), (1, "broadcast", False), (0, "", True)]
     assert slots[1].pid and slots[1].host == board.host and abs(time.time() - slots[1].since) < 10

@@ -62,7 +62,7 @@ class Case:
         self.lines: list[str] = []
         self.full = ""
         self.told_at: float | None = None
-        self.times = 1  # how often the same rank was waited for at the same place
+        self.said = False  # on the screen
         self.say_next = 0.0
         self.spent: dict[int, stacks.Spent] = {}
         self.spent_at = 0.0
@@ -96,6 +96,12 @@ def report(case: Case, plan: dict[str, Any], folder: Path) -> list[str]:
     for what, ranks in sorted(waits.items(), key=lambda item: -len(item[1]))[:3]:
         lines.append(f"{ranks_text(ranks)} wait{'s' * (len(ranks) == 1)} {what}")
     return lines + _what_next(case, plan)
+
+
+def signs_of_life(case: Case, plan: dict[str, Any]) -> str:
+    """What the blamed have been at since the report; nothing can be said of those in MPI."""
+    does = {rank: "is at work" if rank in case.alive else "shows no sign of life" for rank in case.stall.blamed[:3]}
+    return "".join(f", {name(case, rank, plan)} {what}" for rank, what in does.items() if case.stall.why == "away")
 
 
 def events(case: Case, folder: Path) -> list[dict[str, Any]]:
@@ -156,7 +162,7 @@ def _place(case: Case, rank: int) -> list[str]:
     if last is not None and last not in frames and not case.slots[rank].kind:
         frames = [last, *frames]
     if not frames:
-        return [f"its stack could not be read: {found.how}"]
+        return [f"its stack was taken {found.how}"]
     return [f"{'at  ' if at == 0 else 'from'} {frame}" for at, frame in enumerate(frames)]
 
 
@@ -166,6 +172,11 @@ def where(case: Case, rank: int) -> str:
         return ""
     frames = stacks.script_frames(case.looks[rank].stacks) if rank in case.looks else []
     return str(frames[0]) if frames else ""
+
+
+def letter(case: Case, rank: int) -> str:
+    """The kernel's letter for the state a rank was found in."""
+    return case.looks[rank].state if rank in case.looks else ""
 
 
 def _in(case: Case, rank: int) -> str:

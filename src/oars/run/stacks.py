@@ -195,7 +195,7 @@ def _spied(pid: int) -> tuple[str, str]:
                 "".join(f'  File "{frame["filename"]}", line {frame["line"]} in {frame["name"]}\n'
                         for frame in thread["frames"]) for thread in threads), "by py-spy"
     rest = "".join(f"{name}: {_kernel(pid, name).strip()}\n" for name in ("wchan", "syscall", "stack"))
-    return rest, f"only the kernel's, as it did not answer and {why}"
+    return rest, f"by nobody: it did not answer, and {why}"
 
 
 def _size(folder: Path, rank: int) -> int:

@@ -105,7 +105,7 @@ class Watch:
         case = self._case
         if stall is None:
             if case is not None and case.told_at is not None:
-                if _worth_saying(case.times):
+                if case.said:
                     self.screen.say(f"the ranks go on, after {case.stall.seconds:.0f} s")
                 self._event("stall over", seconds=round(case.stall.seconds, 1))
             self._case = None
@@ -134,28 +134,35 @@ class Watch:
         return self.board is not None and slot.host == self.board.host
 
     def _tell(self, case: Case) -> bool:
-        """The report, on the screen and in events.jsonl; then what the user asked for."""
+        """The report; then what the user asked for."""
         case.told_at, case.say_next = self._clock, case.stall.seconds + self.period
         self._measure(case)
-        lines = case.lines or blame.report(case, self.plan, self.folder)  # the latter: looking takes too long
-        place = *case.stall[:2], *(blame.where(case, rank) for rank in case.stall.blamed)
+        place = *case.stall[:2], *((blame.where(case, rank), blame.letter(case, rank)) for rank in case.stall.blamed)
         self._known[place] += 1
-        case.times = self._known[place]
-        if _worth_saying(case.times):
-            self._files += 1
-            case.file = f"stall-{self._files}.txt"
-            (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
-            lines.append(f"every thread's stack: {self.folder / case.file}")
-            if case.times == 1:
-                self.screen.say(lines[0])
-                self.screen.write(2, "".join(f"  {line}\n" for line in lines[1:]).encode())
-            else:
-                self.screen.say(f"{lines[0]}, where it was before, {case.times} times now; {lines[-1]}")
+        times = self._known[place]
+        # A rank that is late in every epoch shall not fill the screen: the first, second, fourth, eighth … time, and
+        # whenever it takes longer than this.
+        if self.policy in ("drop", "abort") or times & (times - 1) == 0:
+            self._say(case, times)
         for event in blame.events(case, self.folder):
             self._event("stall", **event)
         if self.policy == "abort":
             return self._abort("--on-stall abort")
         return self._drop(case, set(case.stall.blamed)) if self.policy == "drop" else False
+
+    def _say(self, case: Case, times: int) -> None:
+        """On the screen, and in full in stall-<n>.txt."""
+        case.said = True
+        self._files += 1
+        case.file = f"stall-{self._files}.txt"
+        lines = case.lines or blame.report(case, self.plan, self.folder)  # the latter: looking took too long
+        (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
+        told = f"every thread's stack: {self.folder / case.file}"
+        if times == 1:
+            self.screen.say(lines[0])
+            self.screen.write(2, "".join(f"  {line}\n" for line in [*lines[1:], told]).encode())
+        else:
+            self.screen.say(f"{lines[0]}, where it was before, {times} times now; {told}")
 
     def _measure(self, case: Case) -> None:
         """Note what the blamed have used up. MPI spins, so that says something only of ranks in none of its calls."""
@@ -173,11 +180,12 @@ class Watch:
             case.alive = {rank for rank, now in case.spent.items() if stacks.state(case.slots[rank].pid) not in HELD
                           and _lives(before[rank], now, self._clock - since)}
             case.lived.update(dict.fromkeys(case.alive, self._clock))
-        if stall.seconds >= case.say_next and _worth_saying(case.times):
+        if stall.seconds >= case.say_next:
             case.say_next = 2 * stall.seconds
-            does = {rank: "is at work" if rank in case.alive else "shows no sign of life" for rank in stall.blamed[:3]}
-            who = [f", {blame.name(case, rank, self.plan)} {what}" for rank, what in does.items()]
-            self.screen.say(f"stalled for {stall.seconds:.0f} s now" + "".join(who if stall.why == "away" else []))
+            if case.said:
+                self.screen.say(f"stalled for {stall.seconds:.0f} s now" + blame.signs_of_life(case, self.plan))
+            else:
+                self._say(case, 1)
         patience, told_at = MORE_PERIODS * self.period, case.told_at or 0.0
         if self.policy is not None or self._clock - told_at < patience:
             return False
@@ -238,11 +246,6 @@ def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:
     if share <= SLOW_SHARE:
         return []
     return [f"rank {slow} ({last[slow].host}) was slow: the others waited {100 * share:.0f} % of the time for it"]
-
-
-def _worth_saying(times: int) -> bool:
-    """The first, second, fourth, eighth … time: a rank that is late in every epoch shall not fill the screen."""
-    return times & (times - 1) == 0
 
 
 def _lives(before: stacks.Spent, now: stacks.Spent, seconds: float) -> bool:
