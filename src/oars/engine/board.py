@@ -70,10 +70,12 @@ class Board:
         """A board for ``ranks`` ranks, nobody on it yet."""
         stride = mmap.ALLOCATIONGRANULARITY
         size = _slots_at(ranks, stride) + ranks * stride
-        if hosts == 1 and hasattr(os, "memfd_create"):
+        try:
+            if hosts > 1:
+                raise OSError("memory is one host's")
             fd = os.memfd_create("oars-board")
             os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
-        else:
+        except (AttributeError, OSError):  # or the system has no such memory, or the file system no links
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         # Zeros and not a hole: a page that finds no room when it is first written kills its writer (SIGBUS).
         os.pwrite(fd, bytes(size), 0)

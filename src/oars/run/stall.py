@@ -18,6 +18,7 @@ go on without a rank, or it is unclear who is out of step, the run is stopped in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from typing import Any
 from oars.engine.board import Board, Slot
 from oars.run import blame, stacks
 from oars.run.blame import END, MORE_PERIODS, Case, Stall, judge
+from oars.run.plan import UsageError
 from oars.run.screen import Screen
 
 ABORTED = 75  # the exit code, EX_TEMPFAIL: try again
@@ -62,7 +64,10 @@ class Watch:
 
     def start(self) -> None:
         """Put up the board."""
-        self.board = Board.create(self.folder / "board", self.plan["ranks"])
+        try:
+            self.board = Board.create(self.folder / "board", self.plan["ranks"])
+        except OSError as error:
+            raise UsageError(f"cannot write in {self.folder}: {error.strerror}") from None
 
     def close(self) -> None:
         """The ranks are gone: say who was slow."""
@@ -156,7 +161,8 @@ class Watch:
         self._files += 1
         case.file = f"stall-{self._files}.txt"
         lines = case.lines or blame.report(case, self.plan, self.folder)  # the latter: looking took too long
-        (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
         told = f"every thread's stack: {self.folder / case.file}"
         if times == 1:
             self.screen.say(lines[0])
@@ -232,7 +238,7 @@ class Watch:
         return True
 
     def _event(self, kind: str, **fields: Any) -> None:
-        with open(self.folder / "events.jsonl", "a") as file:
+        with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": kind, **fields}) + "\n")
 
 
