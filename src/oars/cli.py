@@ -67,12 +67,14 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
+        "stall": args.stall,
+        "on_stall": args.on_stall,
     }
 
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--steps"}
+    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--stall", "--on-stall", "--steps"}
     at = 1
     while at < len(argv):
         word = argv[at]
@@ -91,6 +93,17 @@ def count_of(things: str) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
         return int(text)
     return count
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that is a time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: 0 or more")
+    return value
 
 
 def parser() -> Parser:
@@ -117,6 +130,12 @@ def parser() -> Parser:
     run.add_argument("--local-batchnorm", action="store_true",
                      help="BatchNorm takes each rank's own statistics (the default with --batch keep)")
     run.add_argument("--share-gpus", action="store_true", help="allow more ranks than GPUs")
+
+    run.add_argument("--stall", type=seconds, default=60.0, metavar="SECONDS",
+                     help="say which rank the others wait for when they have waited this long (default: 60; 0: never)")
+    run.add_argument("--on-stall", choices=("report", "drop", "abort"),
+                     help="then only report it, drop that rank, or stop the run (default: report, and drop after five "
+                     "more such periods if the rank shows no sign of life)")
 
     check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)

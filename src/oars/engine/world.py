@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from oars.engine.board import Board
+
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
 _IN_HAND = "in hand"
 
@@ -36,7 +38,7 @@ class RankLost(Exception):
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, patient: bool = False, survives: bool = False, board: Any = None) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -68,11 +70,11 @@ class World:
         self.local_rank, self.local_size = mine.index(self.origin), len(mine)
 
     @classmethod
-    def over_mpi(cls, patient: bool = False, survives: bool = False, board: Any = None) -> World:
+    def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False) -> World:
         """The world of the MPI job this process belongs to."""
         from mpi4py import MPI
 
-        return cls(MPI.COMM_WORLD, patient, survives, board)
+        return cls(MPI.COMM_WORLD, board, patient, survives)
 
     # -- collectives
 
@@ -163,8 +165,7 @@ class World:
         if adopted and self.adopted != self.era:
             raise RankLost
         began = time.perf_counter()
-        if self.board is not None:
-            self.board.enter(kind)
+        self.board.enter(kind)
         try:
             try:
                 result = talk()
@@ -179,8 +180,7 @@ class World:
             self._done += 1
             return result
         finally:
-            if self.board is not None:
-                self.board.leave()
+            self.board.leave(self._done)
             self.seconds += time.perf_counter() - began
 
     def _barrier(self) -> None:
@@ -207,6 +207,7 @@ class World:
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
         if not self.survives or error.Get_error_class() not in lost:
             raise error
+        self.board.enter("recover")
         while True:
             for comm in (self.comm, *self.derived):
                 comm.Revoke()
@@ -232,6 +233,8 @@ class World:
         self.comm, self.members, self.derived = comm, [origin for origin, _ in told], []
         self._count()
         self.era += 1
+        for rank in gone:
+            self.board.gone(rank)
         for tell in self.on_loss:
             tell(gone, kind)
         if self._done == furthest:

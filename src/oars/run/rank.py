@@ -100,9 +100,16 @@ def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> Any:
     import mpi4py
 
     mpi4py.rc.finalize = not plan["survives"]  # after a death MPI's own end may hang; see Ends.last
+    from oars.engine.board import Board
+    from oars.run import stacks
+
+    board = Board.open(folder / "board", rank)
+    stacks.answer(folder, rank, board.supervisor)
+    board.enter("start")
     from oars.engine.world import World
 
-    world = World.over_mpi(patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
+    world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
+    board.leave(0)
     if world.size != plan["ranks"]:
         from mpi4py import MPI
 

@@ -20,7 +20,7 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
     folder = make_folder(name, plan)
     supervisor = Supervisor(folder, plan, quiet=quiet)
     code = start(folder, plan, supervisor)
-    for line in closing_lines(folder, plan, code):
+    for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oars.run import launch
+from oars.run import launch, stall
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
@@ -40,6 +40,7 @@ class Supervisor:
     def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
         self.screen = Screen(folder, show, quiet, plan["one_stream"])
+        self.stall = stall.Watch(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
@@ -70,8 +71,9 @@ class Supervisor:
         finally:
             if self.stdin is not None:
                 self.stdin.close()
+            self.stall.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(born|pid|interrupted|lost)-\d+$|exit-\d+\.json$", name):
+                if re.match(r"(born|pid|interrupted|lost)-\d+$|exit-\d+\.json$|board$|stack-\d+\.txt$", name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
@@ -85,6 +87,7 @@ class Supervisor:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
         mpirun = launch.mpirun_command(self.plan)
+        self.stall.start()
         self.stdin = StdinServer()
         env[STDIN_VARIABLE] = self.stdin.path
         with open(self.folder / "mpirun.log", "ab") as log:
@@ -119,7 +122,7 @@ class Supervisor:
                 self._interrupt()
             if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
                 return self._kill_all()
-            if self._failed_for(now):
+            if self._failed_for(now) or self.stall.look(now, self.seen):
                 return self._kill_all()
             if self._died_at_start():
                 return self._start_over()
@@ -194,6 +197,8 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
+        if self.stall.aborted:
+            return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}
         orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
         if not orderly:

@@ -44,6 +44,7 @@ class Survivor:
     def leave(self) -> None:
         """The script has ended here. Wait until it has everywhere, so that nobody takes this rank's end for a death."""
         self.record.close()
+        self.world.board.enter("end")
         reported: set[int] = set()
         while True:
             dead = {m for m in self.world.fallen() if not self._ended(m)}
