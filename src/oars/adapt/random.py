@@ -342,7 +342,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def state(only_torch: bool = False) -> dict[str, Any]:
     """The common streams as they stand, to ``restore`` them here or on another rank."""
-    return {name: stream.get_state() for name, stream in _streams() if not only_torch or name not in ("python", "numpy")}
+    left_out = ("python", "numpy") if only_torch else ()
+    return {name: stream.get_state() for name, stream in _streams() if name not in left_out}
 
 
 def restore(states: dict[str, Any]) -> None:

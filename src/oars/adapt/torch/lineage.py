@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from oars.adapt.torch.rows import Rows, frail, recent
 from oars.engine.world import RankLost
 
 _register_hook: Any = torch.Tensor.register_hook
-arrived: Callable[[Entry, int, torch.Tensor], None]  # told of gradients at boundaries; set by gradients.py
+arrived: Callable[..., None] = id  # type: ignore[assignment]  # told of gradients at boundaries; set by gradients.py
 
 
 class Irreplaceable(Exception):
@@ -101,10 +102,12 @@ def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
 
 def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
     entry = None
-    for place, leaf in enumerate((out,) if isinstance(out, torch.Tensor) else tree_leaves(out)):
-        if not isinstance(leaf, torch.Tensor):
+    leaves: list[Any] = [out] if isinstance(out, torch.Tensor) else tree_leaves(out)
+    for place, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if not issubclass(kind, torch.Tensor):
             continue
-        rows = isinstance(leaf, Rows)
+        rows = kind is Rows
         if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
             continue
         if entry is None:
@@ -115,7 +118,11 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
         else:
             leaf._oars_made = Ref(entry, place)
             leaf.grad_fn.metadata["oars"] = leaf._oars_made
-            _register_hook(leaf, lambda g, entry=entry, place=place: arrived(entry, place, g))
+            _register_hook(leaf, partial(_arrive, entry, place))
+
+
+def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
+    arrived(entry, place, grad)
 
 
 def _ref(a: Any) -> Any:
