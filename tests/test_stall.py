@@ -122,8 +122,8 @@ def test_a_rank_that_sleeps_for_ever_is_reported_and_the_run_stopped_if_so_asked
     assert run.end() == 75
     assert "is waiting for something itself" in run.err() and "and uses no CPU\n" in run.err()
     assert "    at   script.py:14 in load: def load(): time.sleep(1000)\n" in run.err()
-    assert "    from script.py:9 in <module>: load()\n" in run.err()
-    assert "rank 0 waits in collective" in run.err() and "script.py:10 in <module>" in run.err()
+    assert "    from script.py:16 in <module>: load()\n" in run.err()
+    assert "rank 0 waits in collective" in run.err() and "script.py:17 in <module>" in run.err()
     assert "oars: the run is stopped: --on-stall abort\noars: 2 ranks, 0 steps, exit code 75" in run.err()
     assert not left_behind(tmp_path)
 

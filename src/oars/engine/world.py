@@ -42,6 +42,8 @@ class World:
         from mpi4py import MPI
 
         self._mpi = MPI
+        if survives:
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
         self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
@@ -60,8 +62,6 @@ class World:
         self._in_hand: Any = None  # a result that counts once all have met behind it
         self._abandoned: list[Any] = []
         self._count()
-        if survives:
-            comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ def main() -> None:
         if plan["gpus"]:
             os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
         stdin = os.environ.pop(STDIN_VARIABLE)
-        world = join(folder, plan, rank, stdin)
+        world, hosts = join(folder, plan, rank, stdin)
     hide_ranks(plan)
     record = Record(folder, voice=rank == 0, world=world)
-    survivor = Survivor(folder, world, record, stdin) if many and plan["survives"] else None
+    survivor = Survivor(folder, world, hosts, record, stdin) if many and plan["survives"] else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
@@ -93,8 +94,8 @@ def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
         os.sched_setaffinity(0, cores[start:end])
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> Any:
-    """Start MPI; ranks that do not find each other have an mpirun of another MPI than mpi4py's."""
+def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any, list[str]]:
+    """Start MPI, and know all ranks' hosts; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0:
         take_stdin(stdin)
     import mpi4py
@@ -106,19 +107,25 @@ def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> Any:
     board = Board.open(folder / "board", rank)
     stacks.answer(folder, rank, board.supervisor)
     board.enter("start")
-    from oars.engine.world import World
+    from mpi4py import MPI
 
-    world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
-    board.leave(0)
+    from oars.engine.world import RankLost, World
+
+    try:
+        world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
+        hosts = world.allgather(socket.gethostname())
+    except (RankLost, MPI.Exception):
+        if not plan["survives"]:
+            raise
+        time.sleep(60)  # somebody died before all were there: the supervisor sees it, and starts us all again
+        raise
     if world.size != plan["ranks"]:
-        from mpi4py import MPI
-
         library = MPI.Get_library_version().partition(",")[0].strip()
         _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
     share_stdin(world, plan["stdin_tty"])
-    return world
+    return world, hosts
 
 
 def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:

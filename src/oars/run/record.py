@@ -35,6 +35,7 @@ class Record:
         self._pid = os.getpid()
         self._pending: list[tuple[int, Any, int, float, float]] = []
         self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
+        self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
         self._loss_at: float | None = None  # when a rank was lost, until the next step is done
         self._flush_at = 0.0
         self._file: Any = None
@@ -90,6 +91,9 @@ class Record:
         self._pending = [step for step in self._recent if step[0] > last]
         self._recent.clear()
         self.flush()
+        told = (self.folder / "events.jsonl").read_text().splitlines() if (self.folder / "events.jsonl").exists() else []
+        known = {rank for line in told if line.endswith("}") for rank in json.loads(line).get("ranks", ())}
+        self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
     def notice(self, text: str) -> None:
         """Tell the user one line, once per distinct text."""
@@ -107,9 +111,15 @@ class Record:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to ``events.jsonl``."""
+        line = json.dumps({"time": time.time(), "event": kind, **fields}) + "\n"
         if self.voice:
-            with open(self.folder / "events.jsonl", "a") as f:
-                f.write(json.dumps({"time": time.time(), "event": kind, **fields}) + "\n")
+            self._write_events([line])
+        elif kind == "lost":
+            self._losses.append((fields["ranks"], line))
+
+    def _write_events(self, lines: list[str]) -> None:
+        with open(self.folder / "events.jsonl", "a") as f:
+            f.write("".join(lines))
 
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""

@@ -27,15 +27,20 @@ class Screen:
     def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool) -> None:
         self.folder = folder
         self.show = show
-        self.voice = 0
-        self._files = [_Tail(folder / "rank-0.log", 1)]
-        if not one_stream:
-            self._files.append(_Tail(folder / "rank-0.err", 2))
+        self._one_stream = one_stream
+        self.begin()
         self._status = show and not quiet and os.isatty(2)
         self._shared_with_stdout = one_stream or os.isatty(1)  # else stdout does not move this terminal's cursor
         self._drawn = b""
         self._at_line_start = True
         self._wrote_at = self._drew_at = 0.0
+
+    def begin(self) -> None:
+        """Read rank 0's files from their beginning."""
+        self.voice = 0
+        self._files = [_Tail(self.folder / "rank-0.log", 1)]
+        if not self._one_stream:
+            self._files.append(_Tail(self.folder / "rank-0.err", 2))
 
     def update(self, to_the_end: bool = False) -> None:
         """Copy what is new; redraw the status line if it is time."""

@@ -143,6 +143,7 @@ class Supervisor:
         for name in os.listdir(self.folder):
             if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name):
                 os.unlink(self.folder / name)
+        self.screen.begin()
         self.screen.say("a rank died while the ranks were starting: they are started again")
         return True
 

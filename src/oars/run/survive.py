@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,15 @@ from oars.run.stdin import take_stdin
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, world: Any, record: Record, stdin: str) -> None:
-        self.folder, self.world, self.record, self.stdin = folder, world, record, stdin
-        self.hosts = world.allgather(socket.gethostname())
+    def __init__(self, folder: Path, world: Any, hosts: list[str], record: Record, stdin: str) -> None:
+        self.folder, self.world, self.hosts, self.record, self.stdin = folder, world, hosts, record, stdin
         world.on_loss.append(self.lost)
 
     def lost(self, gone: list[int], phase: str) -> None:
         """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
         if self.world.rank == 0:
             self.take_over()
-            for rank in gone:
-                self._mark(f"lost-{rank}")
-        self.record.lost(gone, [self.hosts[r] for r in gone], phase, self.world.size)
+        self._tell(gone, phase, self.world.members)
 
     def take_over(self) -> None:
         """This is the first rank now: its files and its output are the run's."""
@@ -53,10 +49,7 @@ class Survivor:
                 self.take_over()
             if new := sorted(dead - reported):
                 reported |= dead
-                if self.record.voice:
-                    for rank in new:
-                        self._mark(f"lost-{rank}")
-                self.record.lost(new, [self.hosts[r] for r in new], "end", len(living))
+                self._tell(new, "end", living)
                 self.record.close()
             if all(map(self._ended, living)) and (self.folder / "summary.json").exists():
                 return
@@ -65,5 +58,8 @@ class Survivor:
     def _ended(self, rank: int) -> bool:
         return (self.folder / f"exit-{rank}.json").exists()
 
-    def _mark(self, name: str) -> None:
-        os.close(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o666))
+    def _tell(self, gone: list[int], phase: str, living: list[int]) -> None:
+        self.record.lost(gone, [self.hosts[r] for r in gone], phase, len(living))
+        if self.record.voice:
+            for rank in set(range(len(self.hosts))) - set(living):  # all: whoever had to say it before may be dead too
+                os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))

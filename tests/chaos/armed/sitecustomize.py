@@ -18,6 +18,10 @@ def here(point):
     """This rank has come to a point."""
     COUNTS[point] = COUNTS.get(point, 0) + 1
     if [point, COUNTS[point]] in MINE:
+        try:  # once: ranks that die at the start are started again
+            os.close(os.open(os.path.join(os.environ["OARS_RUN_FOLDER"], f".died-{RANK}"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -55,7 +59,7 @@ def arm_world(module):
         return recover(self, *args)
 
     def _count(self):
-        here("start" if not hasattr(self, "era") else "recovered")
+        here("recovered" if hasattr(self, "rank") else "start")
         return count(self)
 
     world._meet, world._recover, world._count = _meet, _recover, _count

@@ -45,6 +45,7 @@ class Gradients:
         self.pattern: list[int] = []  # how many backwards the last steps had
         self.last_loss: Any = None
         self.passes: list[Pass] = []  # the backwards since the last exchange
+        self.watched: Pass | None = None  # the one under way
         self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
         self.interrupt = False
         self.passing_over = False  # the next optimizer step is left out
@@ -109,6 +110,7 @@ class Gradients:
         here = Pass(rows, inputs, create_graph)
         ctx.spoilt = here.look_from(roots)
         self.passes.append(here)
+        self.watched = here
         try:
             self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
                                         else seeds, retain_graph, create_graph, None, inputs))
@@ -116,6 +118,8 @@ class Gradients:
             if not ctx.spoilt:
                 raise
             here.broken = "a backward that did not come to its end"
+        finally:
+            self.watched = None
         self.backwards += 1
         if ctx.spoilt and not self._go_again():
             return
@@ -143,8 +147,8 @@ class Gradients:
 
     def arrived(self, entry: Entry, place: int, grad: torch.Tensor) -> None:
         """A gradient came to a boundary of the graph (see lineage.py)."""
-        if self.passes and self.running:
-            self.passes[-1].arrived(entry, place, grad)
+        if self.watched is not None:
+            self.watched.arrived(entry, place, grad)
 
     def _go_again(self) -> bool:
         """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
@@ -291,24 +295,25 @@ class Gradients:
         if ctx.plain:  # inside a split call (torch.compile at work) or a backward
             return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
         ctx.note("grad")
-        roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return rows_.perform(self._grad_of, None, (outputs, inputs, grad_outputs, retain_graph, create_graph, *args),
+                             kwargs)
+
+    def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
+        outputs, inputs, grad_outputs, *how = args
+        roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+        if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
+            raise Irreplaceable("the graph that torch.autograd.grad goes back through is from before the loss of a rank")
         seeds = [None] * len(roots) if grad_outputs is None else (
             [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
         for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
             roots[i], seeds[i] = _local_root(root, seed) if isinstance(root, Rows) else (root, seed)
         wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
         local = [w.local if isinstance(w, Rows) else w for w in wanted]
-        try:
-            grads = self._run(lambda: _grad(roots, local, seeds, retain_graph, create_graph, *args, **kwargs))
-            if ctx.spoilt:
-                raise RankLost
-            return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
-        except RankLost:
-            if ctx.busy:
-                raise
-            raise Irreplaceable("a rank was lost inside torch.autograd.grad, whose graph is used up") from None
-        finally:
+        grads = self._run(lambda: _grad(roots, local, seeds, *how, **kwargs))
+        if ctx.spoilt:
             ctx.spoilt = False
+            raise RankLost
+        return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
 
 
 class Pass:
