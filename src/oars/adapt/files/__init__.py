@@ -122,7 +122,3 @@ def _remove_orphans() -> None:
             with real.open_file(root / "journal", "rb") as journal:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
-
-
-def promote() -> None:
-    """TEMPORARY placeholder until the overlay can become real."""
