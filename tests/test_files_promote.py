@@ -87,7 +87,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, memory: Path) -> Path:
 
 # A script of many small acts. Act ``i`` depends on nothing but ``i`` and the files, so all ranks do the same.
 ACTS = """
-import json, os, random, shutil, sys, time
+import hashlib, json, os, random, shutil, sys
 first, meet = int(sys.argv[1]), json.loads(sys.argv[2])  # how many acts; after which of them this rank waits for a word
 log = open("run.log", "a"); table = open("table.csv", "w")
 def put(path, text):
@@ -117,6 +117,10 @@ for i in range(first):
         if word.startswith("promote"): promote(rank, *map(int, word.split()[1:])); print("promoted", flush=True); input()
     act(i)
 log.close(); table.close()
+def look(folder):
+    for e in sorted(os.scandir(folder), key=lambda e: e.name):
+        yield e.path, os.readlink(e.path) if e.is_symlink() else [*look(e.path)] if e.is_dir() else open(e.path).read()
+print(hashlib.sha256(repr([*look(".")]).encode()).hexdigest())
 """
 
 
@@ -136,13 +140,12 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def alone(tmp_path: Path, script: Path, acts: int) -> dict[str, object]:
-    """The tree that one process leaves after so many acts."""
+def alone(tmp_path: Path, script: Path, acts: int) -> tuple[dict[str, object], str]:
+    """What one process leaves after so many acts, and prints at the end."""
     folder = tmp_path / f"plain-{acts}"
-    if not folder.exists():
-        prepare(folder)
-        ended(start(-1, folder, script, acts, []))
-    return tree(folder)
+    prepare(folder)
+    output = ended(start(-1, folder, script, acts, []))
+    return tree(folder), output
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -157,6 +160,7 @@ def test_whenever_ranks_are_killed_the_files_are_those_of_one_process(seed: int,
     started = [start(0, run, script, 100000, [0], **env), start(1, run, script, 100000 if seed % 3 else acts, [first], **env)]
     started.append(start(2, run, script, acts, [second], **env))
     voice, one, two = started
+    final = alone(tmp_path, script, acts)
     try:
         assert (heard(voice), heard(one), heard(two)) == ("0", str(first), str(second))
         say(voice, "go")
@@ -168,21 +172,21 @@ def test_whenever_ranks_are_killed_the_files_are_those_of_one_process(seed: int,
         else:
             say(one, "promote")
             assert heard(one) == "promoted", one.communicate()
-            assert tree(run) == alone(tmp_path, script, first)
+            assert tree(run) == alone(tmp_path, script, first)[0]
             say(one, "go")
         if seed % 3 == 0:  # it lives on to the end, and after that the other goes on unmoved
-            ended(one)
-            assert tree(run) == alone(tmp_path, script, acts)
+            assert ended(one) == final[1]
+            assert tree(run) == final[0]
             say(two, "go")
         else:
             time.sleep(chance.uniform(0, 0.15))
             kill(one)
             say(two, "promote")
             assert heard(two) == "promoted", two.communicate()
-            assert tree(run) == alone(tmp_path, script, second)
+            assert tree(run) == alone(tmp_path, script, second)[0]
             say(two, "go")
-        ended(two)
-        assert tree(run) == alone(tmp_path, script, acts)
+        assert ended(two) == final[1]
+        assert tree(run) == final[0]
     finally:
         for process in started:
             kill(process)
@@ -241,7 +245,7 @@ def test_what_is_open_is_written_on(tmp_path: Path, place: Path) -> None:
 
 def test_functions_that_the_script_holds_switch_too(tmp_path: Path, place: Path) -> None:
     body = """
-        import os, shutil, tempfile, torch_like as held
+        import os, shutil, tempfile, holder as held
         from os import listdir, makedirs, remove, rename, scandir, stat, getcwd, chdir
         from pathlib import Path
         mine, P = open, Path("out")
@@ -256,5 +260,214 @@ def test_functions_that_the_script_holds_switch_too(tmp_path: Path, place: Path)
         shutil.move(f.name, "from_tmp"); os.chmod("from_tmp", 0o644); os.truncate("old.txt", 2)
         import written; print(written.x); print(open("old.txt").read(), os.getcwdb() == os.fsencode(getcwd()))
     """
-    (tmp_path / "torch_like.py").write_text("from builtins import open as kept\ndef put(path): kept(path, 'w').write(path)\n")
+    (tmp_path / "holder.py").write_text("from builtins import open as kept\ndef put(path): kept(path, 'w').write(path)\n")
     compare(tmp_path, body.replace("import os", "import os, sys; open('written.py', 'w').write('x = 3'); sys.path.append('.'); import os", 1), place)
+
+
+def test_loader_workers_follow(tmp_path: Path, place: Path) -> None:
+    """Processes forked before the death: one waits, one writes all the while, one has a file open."""
+    body = """
+        import os, select, time
+        def child(act):
+            ready, go, parent = os.pipe(), os.pipe(), os.getpid()
+            if pid := os.fork():
+                os.read(ready[0], 1); return lambda: (os.write(go[1], b"x"), os.waitpid(pid, 0))
+            def wait():
+                while not select.select([go[0]], [], [], 0.02)[0] and os.getppid() == parent: pass  # orphans go on, as loader workers do
+            try: act(lambda: os.write(ready[1], b"x"), wait); os._exit(0)
+            except BaseException as e: print("child", repr(e), flush=True); os._exit(1)
+        os.mkdir("made"); open("made/p", "w").write("p"); open("old.txt", "a").write("mine")
+        def waits(ready, go):
+            ready(); go(); print(open("made/p").read(), open("old.txt").read(), os.path.exists("made/late"), flush=True); open("made/q", "w").write("q"); os.remove("old/a.txt")
+        def writes(ready, go):
+            ready()
+            for i in range(300): os.mkdir(f"made/n{i}"); os.rename(f"made/n{i}", f"n{i}"); os.symlink(f"{i}", f"n{i}/s"); os.rename(f"n{i}/s", f"made/s{i}")
+            go()
+        def holds(ready, go):
+            f = open("made/held", "w"); f.write("a"); f.flush(); g = open("app", "a"); g.write("b"); g.flush(); ready(); go(); os.listdir("."); f.write("c"); f.close(); g.write("d"); g.close()
+        ends = [child(waits), child(holds)]
+        die()
+        ends.append(child(writes))
+        time.sleep(0.01)
+        promote()
+        open("made/late", "w").write("late")
+        for end in ends: end()
+        print(sorted(os.listdir("made")), open("app").read(), len(os.listdir(".")), open("made/held").read())
+    """
+    compare(tmp_path, body, place)
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_databases_go_on(mode: str, tmp_path: Path, place: Path) -> None:
+    body = f"""
+        import os, sqlite3
+        os.mkdir("d"); one = sqlite3.connect("d/a.db"); two = sqlite3.connect("b.db")
+        for c in (one, two): c.execute("pragma journal_mode={mode}"); c.execute("create table t (x)"); c.executemany("insert into t values (?)", [(i,) for i in range(500)]); c.commit()
+        one.execute("insert into t values (-1)"); two.execute("insert into t values (-1)")  # in a transaction
+        if rank == 0:
+            for i in range(3): two.executemany("insert into t values (?)", [("x" * 3000,)] * 2000)  # spills into the file
+        die()
+        promote()
+        for c in (one, two): c.execute("insert into t values (-2)"); c.commit(); c.execute("insert into t values (-3)"); c.commit(); c.close()
+        for name in ("d/a.db", "b.db"):
+            c = sqlite3.connect(name); print(c.execute("select count(*), sum(x) from t").fetchall(), c.execute("pragma integrity_check").fetchall())
+            c.execute("insert into t values (7)"); c.commit(); c.execute("vacuum"); c.close()
+        print(sorted(os.listdir(".")), os.listdir("d"))
+    """
+    compare(tmp_path, body, place)
+
+
+def test_what_the_voice_was_ahead_with_is_undone_until_the_survivor_comes_to_it(tmp_path: Path, place: Path) -> None:
+    """Links in place of folders, folders in place of files, several names of one file, other programs' files."""
+    body = """
+        import os, shutil
+        if rank == 0:
+            shutil.rmtree("old"); os.symlink("empty", "old"); os.makedirs("made/deep"); open("made/deep/x", "w").write("half"); os.rename("made", "renamed")
+            os.remove("old.txt"); os.mkdir("old.txt"); open("old.txt/in", "w"); open("twin1", "w").write("spoilt"); open("empty/new", "w").write("x"); os.rmdir("gone")
+            open("locked", "a").write("spoilt"); os.mkdir("shared"); open("shared/x", "w"); os.system("echo yours > shared/other; echo yours > other"); die()
+        promote()
+        print(sorted(os.listdir(".")), sorted(os.listdir("old")), open("old.txt").read(), open("old/deep/b.txt").read(), os.listdir("empty"), os.stat("gone").st_mode)
+        print(open("twin1").read(), open("twin2").read(), os.path.samefile("twin1", "twin2"), open("locked").read(), os.stat("locked").st_uid)
+        open("twin1", "a").write(" more"); print(open("twin2").read()); open("old/a.txt", "w").write("A"); os.rename("old", "older")
+    """
+
+    def prepared(folder: Path) -> None:
+        (folder / "twin1").write_text("twin")
+        (folder / "gone").mkdir(0o750)
+        os.link(folder / "twin1", folder / "twin2")
+        (folder / "locked").write_text("locked")
+        if os.geteuid() == 0:
+            os.chown(folder / "locked", 65534, -1)
+        if folder.parent.name == "plain":  # what the voice's other program leaves
+            (folder / "shared").mkdir()
+            (folder / "shared" / "other").write_text("yours\n")
+            (folder / "other").write_text("yours\n")
+
+    compare(tmp_path, body, place, prepared=prepared)
+
+
+def test_what_the_survivor_was_ahead_with_becomes_real(tmp_path: Path, place: Path) -> None:
+    body = """
+        import os, shutil
+        die()
+        shutil.rmtree("old"); os.symlink("empty", "old"); os.makedirs("made/deep"); open("made/deep/x", "w").write("all"); os.rename("made", "renamed")
+        os.remove("old.txt"); os.mkdir("old.txt"); open("old.txt/in", "w"); open("twin1", "w").write("other"); open("old/new", "w").write("x")
+        os.rename("link", "renamed/link"); os.chmod("renamed", 0o700); os.mkdir("twice"); open("twice/a", "w"); os.rename("twice", "thrice"); os.mkdir("twice")
+        promote()
+        print(sorted(os.listdir(".")), sorted(os.listdir("empty")), open("twin2").read(), os.listdir("renamed"), os.stat("renamed").st_mode)
+    """
+
+    def prepared(folder: Path) -> None:
+        (folder / "twin1").write_text("twin")
+        os.link(folder / "twin1", folder / "twin2")
+
+    compare(tmp_path, body, place, prepared=prepared)
+
+
+def test_a_stopped_voice_that_wakes_ends_and_changes_nothing(tmp_path: Path) -> None:
+    body = """
+        import os, signal, sys, time
+        log = open("log", "w"); log.write("begun "); log.flush(); os.mkdir("d")
+        if rank == 0:
+            if not os.fork():  # a loader worker lives on
+                while True: time.sleep(0.01); open("d/worker", "w").write("x")
+            print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); log.write("woken"); log.flush(); open("new", "w"); print("not reached")
+        else:
+            print("ready", flush=True); input(); from oars.adapt import files; files.promote(); log.write("done"); log.close()
+    """
+    script, run = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(body))
+    run.mkdir()
+    voice, one = started = [start(rank, run, script) for rank in range(2)]
+    try:
+        pid = int(heard(voice))
+        assert heard(one) == "ready"
+        while Path(f"/proc/{pid}/stat").read_text().split()[2] != "T":
+            time.sleep(0.01)
+        say(one, "go")
+        ended(one)
+        voice.send_signal(signal.SIGCONT)
+        output, errors = voice.communicate(timeout=60)  # ends when its worker has ended too
+        assert (voice.returncode, output) == (1, "") and "taken for dead" in errors
+        assert tree(run) == {"log": (b"begun done", 0o644), "d": "folder"}
+    finally:
+        for process in started:
+            kill(process)
+
+
+def test_a_line_of_the_ledger_cut_short_by_the_death_counts_as_not_written(tmp_path: Path, place: Path) -> None:
+    body = """
+        import os
+        if rank == 0:
+            open("x", "w").write("half"); from oars.adapt import files
+            os.write(files._side._ledger._fd, b'["' + os.fsencode(os.getcwd()) + b'/old.txt", nu'); die()
+        promote()
+        print(os.listdir("empty"), open("old.txt").read(), os.path.exists("x")); open("x", "w").write("whole"); open("old.txt", "w").write("new")
+    """
+    compare(tmp_path, body, place, survivors=2)
+
+
+def test_a_full_disk_changes_nothing_and_loses_nothing(tmp_path: Path, memory: Path) -> None:
+    body = """
+        import os, resource, signal
+        open("old.txt", "w").write("new"); open("big", "w").write("x" * 200000); open("small", "w").write("small"); os.mkdir("d"); open("d/e", "w").write("e")
+        die()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100000, resource.RLIM_INFINITY))
+        try: promote()
+        except OSError as e: print(e)
+        print(open("small").read(), os.path.getsize("big"), flush=True)
+        if input() == "again": resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2); promote()
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(body))
+    for again in (True, False):
+        run = tmp_path / f"run-{again}"
+        prepare(run)
+        voice, one = start(0, run, script), start(1, run, script, TMPDIR=str(memory))
+        voice.communicate()
+        before = tree(run)
+        error, rest = heard(one), heard(one)
+        assert f"'{run}/big'" in error and "File too large" in error and str(memory) in error
+        assert rest == "small 200000"
+        assert tree(run) == before
+        say(one, "again" if again else "end")
+        ended(one)
+        overlay = [*memory.glob("oars-1-*/tree")]
+        if again:
+            assert (run / "big").stat().st_size == 200000 and (run / "old.txt").read_text() == "new" and overlay == []
+        else:
+            assert (Path(f"{overlay[0]}{run}") / "d" / "e").read_text() == "e"
+
+
+def test_a_file_older_than_the_run_is_another_hosts(tmp_path: Path, place: Path) -> None:
+    """The ledger speaks of paths of the voice's host; where this one has a file of that name, it stays."""
+    body = """
+        import os
+        if rank == 0:
+            from oars.adapt import files
+            files._side._note(os.getcwd() + "/old/a.txt", None); die()  # as if it had made it, on a disk of its own
+        promote(); files = __import__("oars.adapt.files").adapt.files
+    """
+    script, run = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(body).replace("promote();", "import oars.adapt.files as f; f._side.start += 100; promote();"))
+    prepare(run)
+    voice, one = start(0, run, script), start(1, run, script, TMPDIR=str(place))
+    voice.communicate()
+    ended(one)
+    assert (run / "old" / "a.txt").read_text() == "a"
+
+
+def test_the_event_file_of_the_dead_voice_gives_way_to_the_survivors(tmp_path: Path, memory: Path) -> None:
+    body = """
+        import os, torch
+        from torch.utils.tensorboard import SummaryWriter
+        w = SummaryWriter("logs"); t = torch.arange(4.0)
+        for i in range(6):
+            w.add_scalar("x", i, i); w.flush(); torch.save({"t": t * i}, "m.pt")
+            if i == 2: torch.save(t, "d.pt") if rank == 0 else None; die(); promote()
+        w.close(); print(torch.load("m.pt")["t"])
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        print(len(os.listdir("logs")), [e.value for e in EventAccumulator("logs").Reload().Scalars("x")], os.path.exists("d.pt"))
+        import shutil; shutil.rmtree("logs")
+    """
+    compare(tmp_path, body, memory)

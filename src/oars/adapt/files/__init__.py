@@ -91,22 +91,29 @@ def promote() -> None:
         voice = overlay.voice_to_be()
         try:
             voice.speak()
-            Promotion(overlay, voice).run()
+            promotion = Promotion(overlay, voice)
+            promotion.run()
+            was_open = held.paths(overlay.tree)
             _be(voice, overlay)
         except OSError as error:
             overlay.keep()
             text = f"{error.strerror} (what this rank has written is kept in {overlay.tree})"
             raise OSError(error.errno, text, error.filename) from error
         overlay.keep(False)
-        if not overlay.gate.forked:  # else workers may have files open there, until they hear of it
-            held.clear(overlay.tree)
+        if overlay.gate.forked:  # workers may have files open in the mirror, until they hear of this
+            promotion.catch_up()
+        else:  # SQLite looks for its files under the names it was given
+            held.clear(overlay.tree, keep=was_open)
 
 
 def _follow() -> None:
     """In a process forked from a rank that has become the voice: be it too."""
     overlay = _side
     assert isinstance(overlay, Overlay)
-    _be(overlay.voice_to_be(), overlay)
+    voice = overlay.voice_to_be()
+    if overlay.speaker != overlay.token:  # and has died since
+        real._exit(1)
+    _be(voice, overlay)
 
 
 def _be(voice: Voice, overlay: Overlay) -> None:

@@ -19,6 +19,11 @@ from oars.adapt.files import real
 _MAP_SHARED, _MAP_FIXED = 1, 16
 
 
+def paths(tree: str) -> set[str]:
+    """What this process has open below ``tree``."""
+    return {path for _, path in _descriptors(tree)} | {path for path, *_ in _mappings(tree)}
+
+
 def follow(tree: str) -> None:
     """Re-point all that is open below ``tree`` to what now stands at its real place."""
     streams: dict[tuple[str, int], list[list[int]]] = {}  # by file and flags: descriptors that share one offset
@@ -33,18 +38,17 @@ def follow(tree: str) -> None:
                 alike.append([fd])
     mappings = [mapping for mapping in _mappings(tree) if _copied(mapping[0], mapping[0][len(tree) :])]
     for path in {path for path, _ in streams} | {path for path, *_ in mappings}:
-        _catch_up(path, path[len(tree) :])
+        catch_up(path, path[len(tree) :])
     for (path, flags), groups in streams.items():
         for group in groups:
             _reopen(group, path[len(tree) :], flags)
-        _catch_up(path, path[len(tree) :])
+        catch_up(path, path[len(tree) :])
     for path, start, end, perms, offset in mappings:
         _map_again(path[len(tree) :], start, end, perms, offset)
 
 
-def clear(tree: str) -> None:
-    """Empty the mirror, but for what is open: SQLite looks for its files by the names it was given."""
-    keep = {path for _, path in _descriptors(tree)} | {path for path, *_ in _mappings(tree)}
+def clear(tree: str, keep: set[str]) -> None:
+    """Empty the mirror, but for what is to stay."""
     folders = [tree]
     for folder in folders:  # grows: every folder comes after the one it is in
         with real.scandir(folder) as entries:
@@ -72,7 +76,7 @@ def _descriptors(tree: str) -> Iterator[tuple[int, str]]:
 
 def _mappings(tree: str) -> Iterator[tuple[str, int, int, str, int]]:
     """This process's shared mappings of files below ``tree``: path, start, end, permissions, offset."""
-    with real.open_file("/proc/self/maps") as maps:
+    with real.open_file("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             addresses, perms, offset, _, _, *path = line.rstrip("\n").split(None, 5)
             if path and path[0].startswith(tree + "/") and perms[3] == "s":
@@ -104,8 +108,8 @@ def _share(one: int, other: int) -> bool:
         return False
 
 
-def _catch_up(path: str, place: str) -> None:
-    """Add what another thread has written at the end of ``path`` since it was copied to ``place``."""
+def catch_up(path: str, place: str) -> None:
+    """Add what another thread or process has written at the end of ``path`` since it was copied to ``place``."""
     there = real.lstat(path)
     if not stat.S_ISREG(there.st_mode) or there.st_size <= real.stat(place).st_size:
         return
@@ -119,7 +123,13 @@ def _catch_up(path: str, place: str) -> None:
 
 
 def _reopen(fds: list[int], place: str, flags: int) -> None:
-    new = real.open(place, flags | os.O_CLOEXEC)
+    mode = stat.S_IMODE(real.stat(place).st_mode)
+    try:
+        new = real.open(place, flags | os.O_CLOEXEC)
+    except PermissionError:  # made read-only after it was opened
+        real.chmod(place, mode | stat.S_IRUSR | stat.S_IWUSR)
+        new = real.open(place, flags | os.O_CLOEXEC)
+        real.chmod(place, mode)
     try:
         with contextlib.suppress(OSError):  # a folder has no offset to speak of
             real.lseek(new, real.lseek(fds[0], 0, os.SEEK_CUR), os.SEEK_SET)

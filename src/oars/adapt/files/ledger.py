@@ -97,11 +97,13 @@ class Gate:
         """Like entering, but without company; who does not leave within ``seconds`` hangs, and is not waited for."""
         until = monotonic() + seconds
         ours = self._lock.acquire(timeout=seconds)
+        self._depth += 1
         try:
             while self.forked and not self._lockf(fcntl.LOCK_EX | fcntl.LOCK_NB) and monotonic() < until:
                 sleep(0.001)
             yield
         finally:
+            self._depth -= 1
             self._lockf(fcntl.LOCK_UN)
             if ours:
                 self._lock.release()

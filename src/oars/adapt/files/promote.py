@@ -28,7 +28,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from oars.adapt.files import real
+from oars.adapt.files import held, real
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.view import ABSENT, KEPT, LOWER, THROUGH
 from oars.adapt.files.voice import Voice
@@ -61,6 +61,8 @@ class Promotion:
             self._want(path)
         self.beside: dict[str, str] = {}  # path -> temporary
         self.in_place: set[str] = set()  # files that must keep their inode
+        self.copied: dict[str, Want] = {}
+        self.made: dict[str, os.stat_result] = {}  # folders, and what they are to be
         for path, want in self.wanted.items():
             if want and not want.folder:
                 there = self._there(path)
@@ -79,11 +81,21 @@ class Promotion:
                 if want:
                     with _naming(path):
                         self._put(path, want)
+            for path in reversed(self.made):  # only now: one may be closed to us
+                mode = stat.S_IMODE(self.made[path].st_mode)
+                real.chmod(path, mode | real.lstat(path).st_mode & stat.S_ISGID)
         except OSError:
             for place in self.beside.values():
                 with contextlib.suppress(OSError):
                     real.unlink(place)
             raise
+
+    def catch_up(self) -> None:
+        """Add what a loader worker was just writing into a file when it was copied."""
+        for path, want in self.copied.items():
+            with contextlib.suppress(OSError):
+                if real.lstat(want.source).st_size > want.what.st_size:
+                    held.catch_up(want.source, path)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
@@ -139,7 +151,7 @@ class Promotion:
 
     def _lay_beside(self) -> None:
         """Make the temporaries; a path where all is well already needs none."""
-        copies: dict[tuple[int, int], str] = {}
+        copies: dict[tuple[int, int], str] = {}  # by inode, since a file may have several names
         for path, place in list(self.beside.items()):
             want = self.wanted[path]
             assert want
@@ -154,6 +166,7 @@ class Promotion:
                         continue
                     else:
                         _copy(want, place, copies)
+                        self.copied[path] = want
                 self._give_group(path, place)
         for place in copies.values():
             fd = real.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -187,7 +200,8 @@ class Promotion:
     def _put(self, path: str, want: Want) -> None:
         """Let the folder or file that is wanted appear."""
         if want.folder:
-            _make_folder(path, stat.S_IMODE(want.what.st_mode))
+            if _make_folder(path):
+                self.made[path] = want.what
         elif path in self.in_place:
             source = real.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
             target = real.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -218,7 +232,7 @@ def _beside_database(path: str, overlay: Overlay) -> str:
 
 def _copy(want: Want, place: str, copies: dict[tuple[int, int], str]) -> None:
     inode = want.what.st_dev, want.what.st_ino
-    if inode in copies:  # another name of a file that is there already
+    if inode in copies:
         with contextlib.suppress(OSError):
             return real.link(copies[inode], place)
     source = real.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
@@ -229,17 +243,16 @@ def _copy(want: Want, place: str, copies: dict[tuple[int, int], str]) -> None:
     copies[inode] = place
 
 
-def _make_folder(path: str, mode: int | None = None) -> None:
-    """``os.makedirs`` that no patch diverts; ``mode`` is the last one's."""
+def _make_folder(path: str) -> bool:
+    """``os.makedirs`` that no patch diverts; whether there was something to make."""
     try:
         real.mkdir(path)
     except FileExistsError:
-        return
+        return False
     except FileNotFoundError:
         _make_folder(os.path.dirname(path))
         real.mkdir(path)
-    if mode is not None:
-        real.chmod(path, mode | real.lstat(path).st_mode & stat.S_ISGID)
+    return True
 
 
 def _same_contents(want: Want, there: os.stat_result | None, path: str) -> bool:

@@ -46,6 +46,7 @@ class View:
     """This rank's picture of the file system. ``root`` is its overlay folder, ``token`` its name as a voice."""
 
     voice: Voice | None = None  # once this rank is the voice
+    speaker = ""  # the token of the last rank that became the voice
 
     def __init__(
         self, token: str, root: str, shared_dir: str, ledger: Ledger, through: list[str],
@@ -263,10 +264,12 @@ class View:
         grew = False
         if self.ledger.grew():
             for path, kept in self.ledger.read():
+                if not path:
+                    self.speaker = kept
+                    continue
                 folder, _, name = path.rpartition("/")
-                if path:  # else another rank has become the voice, which changes nothing here
-                    self._before.setdefault(folder, {}).setdefault(name, kept)
-                    grew = True
+                self._before.setdefault(folder, {}).setdefault(name, kept)
+                grew = True
         if self.gate.forked and self._journal.grew():
             for path, own in self._journal.read():
                 if path:

@@ -16,6 +16,7 @@ workers live on for seconds; or it was only stopped, and wakes) reads it before 
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from oars.adapt.files.ledger import Ledger
 
 LIMIT = 1 << 30  # bytes: what we are willing to copy of a file about to be changed
 
+_numbers = itertools.count()
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -40,7 +42,6 @@ class Voice:
         self._seen: set[str] = set()
         self._linked: set[tuple[int, int]] = set()  # inodes that live in kept/ too
         self._real_dirs: dict[str, str] = {}
-        self._count = 0
         self._pid = os.getpid()
         real.makedirs(self._kept, exist_ok=True)
 
@@ -177,8 +178,7 @@ class Voice:
             self._seen.update(where for where, _ in notes)
 
     def _new_name(self) -> str:
-        self._count += 1
-        return f"{self._token}-{os.getpid()}-{self._count}"
+        return f"{self._token}-{os.getpid()}-{next(_numbers)}"
 
     def _keep_contents(self, where: str, was: os.stat_result, empty: bool, known: bool) -> None:
         """Keep a regular file that is about to be written, by giving the writer a fresh inode where we can."""
