@@ -26,7 +26,7 @@ import builtins, fcntl, os, runpy, signal, sys, time
 from pathlib import Path
 rank, shared, script = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 locks = [os.open(f"{shared}-alive-{r}", os.O_RDWR | os.O_CREAT) for r in range(3)] if rank >= 0 else []
-if locks: fcntl.lockf(locks[rank], fcntl.LOCK_EX)
+if locks: fcntl.lockf(locks[rank], fcntl.LOCK_EX); os.write(locks[rank], b"alive")
 def die(who=0):
     if rank == who: os.kill(os.getpid(), signal.SIGKILL)
 def fate(event, args):
@@ -37,7 +37,9 @@ def fate(event, args):
 fate.left = None
 def promote(who=1, changes=None):
     if rank == who:
-        for r in range(who): fcntl.lockf(locks[r], fcntl.LOCK_EX)
+        for r in range(who):
+            while not os.fstat(locks[r]).st_size: time.sleep(0.001)
+            fcntl.lockf(locks[r], fcntl.LOCK_EX)
         fate.left = changes
         files.promote()
         fate.left = None
@@ -301,15 +303,15 @@ def test_loader_workers_follow(tmp_path: Path, place: Path) -> None:
 def test_databases_go_on(mode: str, tmp_path: Path, place: Path) -> None:
     body = f"""
         import os, sqlite3
-        os.mkdir("d"); one = sqlite3.connect("d/a.db"); two = sqlite3.connect("b.db")
-        for c in (one, two): c.execute("pragma journal_mode={mode}"); c.execute("create table t (x)"); c.executemany("insert into t values (?)", [(i,) for i in range(500)]); c.commit()
+        os.mkdir("d"); one = sqlite3.connect("d/a.db"); two = sqlite3.connect("b.db"); three = sqlite3.connect("c.db")
+        for c in (one, two, three): c.execute("pragma journal_mode={mode}"); c.execute("create table t (x)"); c.executemany("insert into t values (?)", [(i,) for i in range(500)]); c.commit()
         one.execute("insert into t values (-1)"); two.execute("insert into t values (-1)")  # in a transaction
         if rank == 0:
-            for i in range(3): two.executemany("insert into t values (?)", [("x" * 3000,)] * 2000)  # spills into the file
+            for c in (two, three): c.executemany("insert into t values (?)", [("x" * 3000,)] * 2000)  # spills into the file
         die()
         promote()
-        for c in (one, two): c.execute("insert into t values (-2)"); c.commit(); c.execute("insert into t values (-3)"); c.commit(); c.close()
-        for name in ("d/a.db", "b.db"):
+        for c in (one, two, three): c.execute("insert into t values (-2)"); c.commit(); c.execute("insert into t values (-3)"); c.commit(); c.close()
+        for name in ("d/a.db", "b.db", "c.db"):
             c = sqlite3.connect(name); print(c.execute("select count(*), sum(x) from t").fetchall(), c.execute("pragma integrity_check").fetchall())
             c.execute("insert into t values (7)"); c.commit(); c.execute("vacuum"); c.close()
         print(sorted(os.listdir(".")), os.listdir("d"))
@@ -364,6 +366,31 @@ def test_what_the_survivor_was_ahead_with_becomes_real(tmp_path: Path, place: Pa
     compare(tmp_path, body, place, prepared=prepared)
 
 
+def test_a_rank_behind_the_new_voice_sees_the_files_as_they_were(tmp_path: Path, place: Path) -> None:
+    body = """
+        import os, shutil, sys
+        def one():  # what the first survivor has done before the death, and the others not yet
+            shutil.rmtree("old"); os.mkdir("new"); open("new/x", "w").write("x"); open("empty/y", "w").write("y"); os.rename("link.txt", "l")
+        def two():
+            with open("old.txt", "r+") as f: f.write("ONE")
+            with open("twin1", "a") as f: f.write("+")
+        if rank == 0: two(); die()
+        if rank == 1: one()
+        promote()
+        if rank == 1: two(); open("turn", "w"); os.system("touch ../turn"); die(1)
+        while rank == 2 and os.system("test -e ../turn"): pass
+        print(sorted(os.listdir(".")), sorted(os.listdir("old")), open("old/deep/b.txt").read(), os.listdir("empty"), os.readlink("link.txt"))
+        print(open("old.txt").read(), open("twin1").read(), os.path.exists("new/x"), os.path.exists("turn"))
+        one(); two(); promote(2); print(sorted(os.listdir(".")), open("old.txt").read(), open("twin2").read())
+    """
+
+    def prepared(folder: Path) -> None:
+        (folder / "twin1").write_text("twin")
+        os.link(folder / "twin1", folder / "twin2")
+
+    compare(tmp_path, body, place, survivors=2, prepared=prepared)
+
+
 def test_a_stopped_voice_that_wakes_ends_and_changes_nothing(tmp_path: Path) -> None:
     body = """
         import os, signal, sys, time
@@ -399,8 +426,9 @@ def test_a_line_of_the_ledger_cut_short_by_the_death_counts_as_not_written(tmp_p
     body = """
         import os
         if rank == 0:
-            open("x", "w").write("half"); from oars.adapt import files
-            os.write(files._side._ledger._fd, b'["' + os.fsencode(os.getcwd()) + b'/old.txt", nu'); die()
+            from oars.adapt import files
+            os.write(files._side._ledger._fd, b'["' + os.fsencode(os.getcwd()) + b'/old.txt", nu')  # a loader worker's
+            open("x", "w").write("half"); die()
         promote()
         print(os.listdir("empty"), open("old.txt").read(), os.path.exists("x")); open("x", "w").write("whole"); open("old.txt", "w").write("new")
     """
