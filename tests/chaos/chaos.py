@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src"
 SCRIPT = HERE / "train.py"
@@ -67,12 +69,13 @@ def environment(**more):
 
 
 def lines_of(kind, known={}):  # noqa: B006 (one run of python per kind is enough)
-    """What one process prints."""
+    """What one process prints, and what it writes to its log."""
     if (key := tuple(kind)) not in known:
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([sys.executable, SCRIPT, *kind], cwd=folder, env=environment(), capture_output=True,
                                   text=True, check=True)
-        known[key] = done.stdout.splitlines()
+            log = Path(folder, "log.txt").read_text().splitlines()
+        known[key] = done.stdout.splitlines(), log
     return known[key]
 
 
@@ -112,8 +115,13 @@ def wrong_with(voyage, folder):
     run = Path(folder, "oars-runs/it")
     if code:
         return f"exit code {code}: {err[-1500:]}"
-    if told := unlike(lines, lines_of(voyage.kind)):
+    printed, logged = lines_of(voyage.kind)
+    if told := unlike(lines, printed) or unlike(Path(folder, "log.txt").read_text().splitlines(), logged):
         return told
+    if torch.load(Path(folder, "best.pt"), weights_only=True)["epoch"] != len(printed) - 1:
+        return "best.pt is not that of the last epoch"
+    if strange := {path.name for path in Path(folder).iterdir()} - {"best.pt", "log.txt", "oars-runs"}:
+        return f"left behind: {strange}"
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()] \
         if (run / "events.jsonl").exists() else []
     lost = {rank for event in events if event["event"] == "lost" for rank in event["ranks"]}

@@ -91,7 +91,8 @@ class Record:
         self._pending = [step for step in self._recent if step[0] > last]
         self._recent.clear()
         self.flush()
-        told = (self.folder / "events.jsonl").read_text().splitlines() if (self.folder / "events.jsonl").exists() else []
+        events = self.folder / "events.jsonl"
+        told = events.read_text().splitlines() if events.exists() else []
         known = {rank for line in told if line.endswith("}") for rank in json.loads(line).get("ranks", ())}
         self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 

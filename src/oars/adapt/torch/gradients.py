@@ -302,7 +302,7 @@ class Gradients:
         outputs, inputs, grad_outputs, *how = args
         roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
         if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
-            raise Irreplaceable("the graph that torch.autograd.grad goes back through is from before the loss of a rank")
+            raise Irreplaceable("torch.autograd.grad went back through a graph from before the loss of a rank")
         seeds = [None] * len(roots) if grad_outputs is None else (
             [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
         for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
