@@ -53,8 +53,9 @@ class World:
         self._node_of = dict(enumerate(nodes))
         self.members: list[int] = list(self._node_of)  # the living, by their numbers at the start
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
-        # Told who died, and in which collective that was noticed, in a world that is whole again.
+        # Told who died, and what was going on when that was noticed, in a world that is whole again.
         self.on_loss: list[Callable[[list[int], str], None]] = []
+        self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
         self._done = 0
@@ -236,7 +237,7 @@ class World:
         for rank in gone:
             self.board.gone(rank)
         for tell in self.on_loss:
-            tell(gone, kind)
+            tell(gone, self.phase() or kind)
         if self._done == furthest:
             raise RankLost
         return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept

@@ -43,15 +43,19 @@ class Survivor:
         self.world.board.enter("end")
         reported: set[int] = set()
         while True:
-            dead = {m for m in self.world.fallen() if not self._ended(m)}
+            fallen = self.world.fallen()  # those who left in good order too
+            dead = {m for m in fallen if not self._ended(m)}
             living = [m for m in self.world.members if m not in dead]
-            if living[0] == self.world.origin and not self.record.voice:
+            summary = (self.folder / "summary.json").exists()  # the voice's last word
+            first = next(m for m in self.world.members if m not in fallen)
+            if not summary and first == self.world.origin and not self.record.voice:
                 self.take_over()
+                self.record.close()
             if new := sorted(dead - reported):
                 reported |= dead
                 self._tell(new, "end", living)
                 self.record.close()
-            if all(map(self._ended, living)) and (self.folder / "summary.json").exists():
+            if all(map(self._ended, living)) and summary:
                 return
             time.sleep(0.002)
 

@@ -10,6 +10,8 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
 
 
@@ -61,6 +63,14 @@ class Context:
         self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
         self._nccl = None
         offsets_of.cache_clear()
+
+    def phase(self) -> str:
+        """What the training is at, for the report of a loss."""
+        if self.going_back:
+            return "backward"
+        if self.busy:
+            return "forward" if torch.is_grad_enabled() else "evaluation"
+        return ""
 
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""
