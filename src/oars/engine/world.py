@@ -150,6 +150,10 @@ class World:
 
     def fallen(self) -> set[int]:
         """The members known to be dead by now, without asking anybody."""
+        try:
+            self.comm.Iprobe()  # lets MPI hear the news
+        except self._mpi.Exception:
+            pass
         failed = self.comm.Get_failed()
         group = self.comm.Get_group()
         ranks = self._mpi.Group.Translate_ranks(failed, list(range(failed.size)), group)
