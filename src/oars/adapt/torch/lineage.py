@@ -39,13 +39,13 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("call", "func", "args", "kwargs", "state", "grad", "autocast", "outs", "era", "changes")
+    __slots__ = ("call", "func", "args", "kwargs", "state", "grad", "autocast", "outs", "era", "changes", "step")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
         self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
-        self.era = ctx.era
+        self.era, self.step = ctx.era, ctx.record.steps
         self.changes = call is rows_.change  # its first argument, in place
 
 
@@ -158,6 +158,9 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
         return memo[entry]
     args, kwargs = tree_map(lambda a: _made(a, memo, used) if isinstance(a, Ref) else a, (entry.args, entry.kwargs),
                             is_leaf=lambda a: isinstance(a, Ref))
+    if entry.step != ctx.record.steps and _moved_on(entry):
+        ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with today's "
+                          "weights")
     if entry.changes:  # in place: not what others of this memo use
         first = args[0]
         args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])
@@ -183,6 +186,15 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
             new = results[place]
             rows.local, rows.offsets, rows.dim_, rows.mirror, rows.era = new.local, new.offsets, new.dim_, None, ctx.era
     return results
+
+
+def _moved_on(entry: Entry) -> bool:
+    """Whether weights that an operation used have been changed since by an optimizer."""
+    if isinstance(entry.func, torch.nn.Module):
+        used: Any = entry.func.parameters()
+    else:
+        used = (a for a in tree_leaves((entry.args, entry.kwargs)) if isinstance(a, torch.Tensor))
+    return any(ctx.stepped.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.step for p in used)
 
 
 def _made(ref: Ref | None, memo: dict, used: bool) -> Any:

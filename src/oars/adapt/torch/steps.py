@@ -27,6 +27,7 @@ def install(torch_: Any, gradients: Any) -> None:
             gradients.stepped()
             loss = gradients.last_loss
         ctx.record.step(loss, ctx.samples)
+        ctx.stepped[id(optimizer)] = ctx.record.steps
         ctx.samples = 0
         if ctx.record.steps == ctx.plan.get("stop_after"):
             _leave_weights()
@@ -42,6 +43,7 @@ def install(torch_: Any, gradients: Any) -> None:
         for p in self.param_groups[-1]["params"]:
             if not any(p is q for q in _params):
                 _params.append(p)
+            ctx.optimizer_of[id(p)] = id(self)
             if gradients is not None:
                 gradients.track(p)
 
