@@ -50,8 +50,8 @@ class World:
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         nodes = comm.allgather(node.bcast(comm.rank if node.rank == 0 else None))
         node.Free()
-        self._node_of = dict(enumerate(nodes))
-        self.members: list[int] = list(self._node_of)  # the living, by their numbers at the start
+        self.node_of = dict(enumerate(nodes))  # every rank there was at the start
+        self.members: list[int] = list(self.node_of)  # the living, by their numbers at the start
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
         self.on_loss: list[Callable[[list[int], str], None]] = []
@@ -66,8 +66,8 @@ class World:
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.node = self._node_of[self.origin]
-        mine = [m for m in self.members if self._node_of[m] == self.node]
+        self.node = self.node_of[self.origin]
+        mine = [m for m in self.members if self.node_of[m] == self.node]
         self.local_rank, self.local_size = mine.index(self.origin), len(mine)
 
     @classmethod

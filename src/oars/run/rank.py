@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def main() -> None:
         stdin = os.environ.pop(STDIN_VARIABLE)
         world, hosts = join(folder, plan, rank, stdin)
     hide_ranks(plan)
-    record = Record(folder, voice=rank == 0, world=world)
+    record = Record(folder, voice=world is None or world.rank == 0, world=world)
     survivor = Survivor(folder, world, hosts, record, stdin) if many and plan["survives"] else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
@@ -94,7 +93,7 @@ def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
         os.sched_setaffinity(0, cores[start:end])
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any, list[str]]:
+def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any, dict[int, str]]:
     """Start MPI, and know all ranks' hosts; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0:
         take_stdin(stdin)
@@ -113,17 +112,21 @@ def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any
 
     try:
         world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
-        hosts = world.allgather(socket.gethostname())
-    except (RankLost, MPI.Exception):
-        if not plan["survives"]:
-            raise
-        time.sleep(60)  # somebody died before all were there: the supervisor sees it, and starts us all again
+    except MPI.Exception:
+        if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
+            os.kill(os.getpid(), signal.SIGKILL)
         raise
-    if world.size != plan["ranks"]:
+    if world.size != plan["ranks"] and world.era == 0:
         library = MPI.Get_library_version().partition(",")[0].strip()
         _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
+    while True:
+        try:
+            hosts = dict(world.allgather((world.origin, socket.gethostname())))
+            break
+        except RankLost:
+            world.adopt()
     share_stdin(world, plan["stdin_tty"])
     return world, hosts
 

@@ -45,7 +45,7 @@ class Supervisor:
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
         self.seen: set[str] = set()
-        self.begun = False  # every rank has come to the script's first line
+        self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
 
@@ -128,13 +128,15 @@ class Supervisor:
                 return self._start_over()
         if end is not None:
             os.close(end)
-        return False
+        self.seen = set(os.listdir(self.folder))
+        return self._died_at_start() and not self.stopped_by and not _errors(self.folder, self.seen) \
+            and self._start_over()
 
     def _died_at_start(self) -> bool:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
         if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
-        self.begun = self._all("pid-{}")
+        self.begun = any(name.startswith("pid-") for name in self.seen)
         return not self.begun and any(not _alive(self.folder / name) for name in self.seen if name.startswith("born-"))
 
     def _start_over(self) -> bool:

@@ -14,9 +14,12 @@ from oars.run.stdin import take_stdin
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, world: Any, hosts: list[str], record: Record, stdin: str) -> None:
+    def __init__(self, folder: Path, world: Any, hosts: dict[int, str], record: Record, stdin: str) -> None:
         self.folder, self.world, self.hosts, self.record, self.stdin = folder, world, hosts, record, stdin
+        self.started = len(world.node_of)
         world.on_loss.append(self.lost)
+        if world.era:
+            self._tell(sorted(set(range(self.started)) - set(world.members)), "start", world.members)
 
     def lost(self, gone: list[int], phase: str) -> None:
         """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
@@ -63,7 +66,7 @@ class Survivor:
         return (self.folder / f"exit-{rank}.json").exists()
 
     def _tell(self, gone: list[int], phase: str, living: list[int]) -> None:
-        self.record.lost(gone, [self.hosts[r] for r in gone], phase, len(living))
+        self.record.lost(gone, [self.hosts.get(r, "?") for r in gone], phase, len(living))
         if self.record.voice:
-            for rank in set(range(len(self.hosts))) - set(living):  # all: whoever had to say it before may be dead too
+            for rank in set(range(self.started)) - set(living):  # all: whoever had to say it before may be dead too
                 os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))
