@@ -470,19 +470,12 @@ def test_a_full_disk_changes_nothing_and_loses_nothing(tmp_path: Path, memory: P
 def test_a_file_older_than_the_run_is_another_hosts(tmp_path: Path, place: Path) -> None:
     """The ledger speaks of paths of the voice's host; where this one has a file of that name, it stays."""
     body = """
-        import os
-        if rank == 0:
-            from oars.adapt import files
-            files._side._note(os.getcwd() + "/old/a.txt", None); die()  # as if it had made it, on a disk of its own
-        promote(); files = __import__("oars.adapt.files").adapt.files
+        import os, oars.adapt.files as files
+        if rank == 0: files._side._note(os.getcwd() + "/old/a.txt", None); die()  # as if it had made it, on a disk of its own
+        if rank == 1: files._side.start += 100  # so long after the file
+        promote(); print(open("old.txt").read())
     """
-    script, run = tmp_path / "script.py", tmp_path / "run"
-    script.write_text(textwrap.dedent(body).replace("promote();", "import oars.adapt.files as f; f._side.start += 100; promote();"))
-    prepare(run)
-    voice, one = start(0, run, script), start(1, run, script, TMPDIR=str(place))
-    voice.communicate()
-    ended(one)
-    assert (run / "old" / "a.txt").read_text() == "a"
+    compare(tmp_path, body, place)
 
 
 def test_the_event_file_of_the_dead_voice_gives_way_to_the_survivors(tmp_path: Path, memory: Path) -> None:

@@ -30,8 +30,8 @@ and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, `
 compiler caches and the run folder are the same for all. Not caught: files that other programs write (they are
 seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time by the voice.
 
-When the voice dies, ``promote`` makes the first survivor the voice: ``promote.py`` makes its overlay real, ``held.py``
-takes along what it has open, and the replacements above act as the voice's from then on.
+When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real,
+``held.py`` takes along what it has open, and the replacements above act as the voice's from then on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from oars.adapt.files import held, outside, patches, real
 from oars.adapt.files.imports import when_imported
 from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
-from oars.adapt.files.promote import Promotion
+from oars.adapt.files.promotion import Promotion
 from oars.adapt.files.voice import Voice
 
 _side: Voice | Overlay | None = None

@@ -5,7 +5,7 @@ A file that exists is copied up before it is changed (not if it is truncated any
 the real parent, so that what fails for the voice fails here.
 
 Mode and times of folders that were there before the run are not tracked. The mirror tree and the journal of HERE,
-NEW and GONE are all that making a survivor's overlay real (``promote.py``) needs.
+NEW and GONE are all that making a survivor's overlay real (``promotion.py``) needs.
 """
 
 from __future__ import annotations

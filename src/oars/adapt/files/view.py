@@ -16,7 +16,7 @@ this rank's own changes, which live in a mirror tree: what the script knows as `
 The voice may act at any moment, so a look is: act on the place found, then ask whether the ledger grew, and if so
 look again. The voice writes its line before it changes anything, hence what was seen before the ledger grew is good.
 
-When this rank becomes the voice itself (``promote.py``) its view is what is real; processes forked from it learn that
+When this rank becomes the voice itself (``promotion.py``) its view is what is real; processes forked from it learn that
 from the journal.
 """
 

@@ -1,4 +1,4 @@
-"""Promote: the voice has died, and what this rank sees becomes real.
+"""Promotion: the voice has died, and what this rank sees becomes real.
 
 The survivor runs the same script, a little behind the dead voice or a little ahead. So whatever the voice or this rank
 has changed (ledger, journal, mirror) is made, at its real place, what this rank sees there: its own file, the original
