@@ -46,7 +46,7 @@ def main() -> None:
         world, hosts = join(folder, plan, rank, stdin)
     hide_ranks(plan)
     record = Record(folder, voice=world is None or world.rank == 0, world=world)
-    survivor = Survivor(folder, world, hosts, record, stdin) if many and plan["survives"] else None
+    survivor = Survivor(folder, plan, world, hosts, record, stdin) if many and plan["survives"] else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)

@@ -136,8 +136,10 @@ class Supervisor:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
         if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
-        self.begun = any(name.startswith("pid-") for name in self.seen)
-        return not self.begun and any(not _alive(self.folder / name) for name in self.seen if name.startswith("born-"))
+        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")):
+            return False
+        self.begun = any(name.startswith("pid-") for name in os.listdir(self.folder))  # looked at after the death
+        return not self.begun
 
     def _start_over(self) -> bool:
         """Nothing of the script has run: begin again."""

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt import files
 from oars.run.record import Record
 from oars.run.stdin import take_stdin
 
@@ -14,8 +15,10 @@ from oars.run.stdin import take_stdin
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, world: Any, hosts: dict[int, str], record: Record, stdin: str) -> None:
-        self.folder, self.world, self.hosts, self.record, self.stdin = folder, world, hosts, record, stdin
+    def __init__(self, folder: Path, plan: dict[str, Any], world: Any, hosts: dict[int, str], record: Record,
+                 stdin: str) -> None:
+        self.folder, self.plan, self.world, self.hosts = folder, plan, world, hosts
+        self.record, self.stdin = record, stdin
         self.started = len(world.node_of)
         world.on_loss.append(self.lost)
         if world.era:
@@ -31,9 +34,8 @@ class Survivor:
         """This is the first rank now: its files and its output are the run's."""
         if self.record.voice:
             return
-        from oars.adapt import files
-
-        files.promote()
+        if "stop_after" not in self.plan:  # in a verified run no rank's files are real
+            files.promote()
         self.record.become_voice()
         try:
             take_stdin(self.stdin)
