@@ -24,11 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from oars.adapt import random
 from oars.adapt.torch import rows as rows_
-from oars.adapt.torch.context import ctx
-from oars.adapt.torch.rows import Rows, frail, recent
+from oars.adapt.torch.context import ctx, offsets_of, own
+from oars.adapt.torch.rows import Rows, recent
 from oars.engine.world import RankLost
 
 _register_hook: Any = torch.Tensor.register_hook
+_DEEP = 500  # operations that rows go back to their samples
 arrived: Callable[..., None] = id  # type: ignore[assignment]  # told of gradients at boundaries; set by gradients.py
 
 
@@ -39,7 +40,7 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("call", "func", "args", "kwargs", "state", "grad", "autocast", "outs", "era", "changes", "step")
+    __slots__ = ("autocast", "args", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "state", "step")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
@@ -47,6 +48,7 @@ class Entry:
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
         self.era, self.step = ctx.era, ctx.record.steps
         self.changes = call is rows_.change  # its first argument, in place
+        self.depth: int = 1 + max((a.entry.depth for a in (*args, *kwargs.values()) if isinstance(a, Ref)), default=0)
 
 
 class Ref:
@@ -113,12 +115,29 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
         if entry is None:
             entry = Entry(call, func, tuple(map(_ref, args)), {k: _ref(v) for k, v in kwargs.items()}, state)
         if rows:
-            leaf.made = Ref(entry, place)
+            leaf.made, leaf.version = Ref(entry, place), leaf.local._version
             entry.outs[place] = weakref.ref(leaf)
+            if entry.depth > _DEEP and not leaf.local.requires_grad:
+                _root(leaf)
         else:
             leaf._oars_made = Ref(entry, place)
             leaf.grad_fn.metadata["oars"] = leaf._oars_made
             _register_hook(leaf, partial(_arrive, entry, place))
+
+
+def _root(rows: Rows) -> None:
+    """Rows with a long history (a state carried from batch to batch) begin a new one, from their whole."""
+    full = rows_.whole(rows, "lineage")
+    rows.mirror = None
+    entry = Entry(_cut, (full, rows.dim_), (), {}, None)
+    entry.outs[0] = weakref.ref(rows)
+    rows.made = Ref(entry, 0)
+
+
+def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:
+    full, dim = func
+    offsets = offsets_of(full.shape[dim])
+    return Rows(full.narrow(dim, *own(offsets)), offsets, dim)
 
 
 def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
@@ -138,8 +157,8 @@ def _ref(a: Any) -> Any:
 
 def refresh(rows: Rows, used: bool = False) -> None:
     """Rows from before a loss: make them anew."""
-    if rows.local.untyped_storage().data_ptr() in frail:
-        raise Irreplaceable("rows that were changed in place through a view")
+    if rows.local._version != rows.version:
+        raise Irreplaceable("rows that were changed in place in a way that leaves no trace (through a view, say)")
     _made(rows.made, {}, used)
 
 
@@ -185,6 +204,7 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
         if rows is not None and rows.made is not None and rows.made.entry is entry:
             new = results[place]
             rows.local, rows.offsets, rows.dim_, rows.mirror, rows.era = new.local, new.offsets, new.dim_, None, ctx.era
+            rows.version = new.local._version
     return results
 
 

@@ -62,12 +62,13 @@ def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Row
     mask = _mask(name, shape, x.local, p).narrow(x.dim_, *own(base))
     if inplace:
         x.local.mul_(mask)
-        rows_.frail.add(x.local.untyped_storage().data_ptr())
         return x
     return Rows(x.local * mask, base, x.dim_)
 
 
 def _drop(name: Any, args: tuple, kwargs: dict) -> Any:
+    if ctx.again:
+        args = (*args[:3], False)  # others that are made again may need the rows as they were
     try:
         return _on_rows(name, *args)
     except Unsplit:

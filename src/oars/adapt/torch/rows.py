@@ -29,7 +29,6 @@ perform: Callable = id  # does an operation, and again if a rank is lost on the 
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
          "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
-frail: set[int] = set()  # memory that was changed in place through a view: its rows cannot be made anew
 
 
 class Unsplit(Exception):
@@ -110,6 +109,7 @@ class Rows(torch.Tensor):
     dim_: int
     mirror: Mirror | None
     made: Any  # how, see lineage.py
+    version: int  # of local, as it was made
     era: int
 
     @staticmethod
@@ -118,7 +118,7 @@ class Rows(torch.Tensor):
         shape[dim] = offsets[-1]
         rows: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         rows.local, rows.offsets, rows.dim_, rows.mirror = local, offsets, dim, None
-        rows.made, rows.era = None, ctx.era
+        rows.made, rows.version, rows.era = None, local._version, ctx.era
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
         return rows
@@ -205,11 +205,8 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def change(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operation that changes its first argument in place; gives that where it returns nothing."""
-    first = args[0]
-    if isinstance(first, Rows) and first.local._is_view() and func.__name__ not in _HARMLESS:
-        frail.add(first.local.untyped_storage().data_ptr())
     out = operate(func, args, kwargs)
-    return first if out is None else out
+    return args[0] if out is None else out
 
 
 class Mirror:
@@ -228,7 +225,6 @@ class Mirror:
         if self.full._version != self.versions[0]:
             with torch.no_grad():
                 self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
-            frail.add(self.local.untyped_storage().data_ptr())
             self.versions = self.full._version, self.local._version
 
 
@@ -316,9 +312,6 @@ def _write_back(rows: Rows, full: torch.Tensor) -> None:
 
 _INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",
             "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imod__", "__ifloordiv__"}
-_HARMLESS = {"requires_grad_", "retain_grad_"}
-
-
 def changes(name: str) -> bool:
     """Whether an operation of this name changes its first argument in place."""
     return (name.endswith("_") and not name.endswith("__")) or name in _INPLACE

@@ -27,11 +27,11 @@ def allreduce(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda and x.dtype not in _WIDER and ctx.nccl() is not None:
         return ctx.nccl().allreduce(x.detach().clone(memory_format=torch.contiguous_format))
     buffer = x.detach().to("cpu", _WIDER.get(x.dtype, x.dtype), memory_format=torch.contiguous_format, copy=True)
-    _unless_spoilt(ctx.world.allreduce, buffer.numpy())
+    unless_spoilt(ctx.world.allreduce, buffer.numpy())
     return buffer.to(x.device, x.dtype)
 
 
-def _unless_spoilt(collective: Any, *args: Any) -> None:
+def unless_spoilt(collective: Any, *args: Any) -> None:
     """In a backward during which a rank was lost: no messages any more; it only runs to its end, for what is above."""
     if ctx.spoilt:
         return
@@ -53,7 +53,7 @@ def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
     whole = torch.empty((offsets[-1], *shape), dtype=dtype)
     if width and len(whole):
-        _unless_spoilt(ctx.world.allgather_rows, _bytes(rows, width), counts, _bytes(whole, width))
+        unless_spoilt(ctx.world.allgather_rows, _bytes(rows, width), counts, _bytes(whole, width))
     whole = whole.movedim(0, dim).contiguous() if dim else whole
     return whole.to(x.device)
 
