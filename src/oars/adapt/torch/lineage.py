@@ -40,7 +40,8 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("autocast", "args", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "state", "step")
+    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "state",
+                 "step")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
