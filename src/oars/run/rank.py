@@ -9,6 +9,8 @@ ends all ranks when one exits with a code, so the code travels by file and the p
 from __future__ import annotations
 
 import atexit
+import errno
+import io
 import json
 import os
 import signal
@@ -81,8 +83,31 @@ def redirect_output(folder: Path, rank: int, plan: dict[str, Any]) -> None:
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(file, fd)
         os.close(file)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.stderr.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    sys.stdout = sys.__stdout__ = _text_to(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text_to(2, sys.stderr)  # type: ignore[misc]
+
+
+class _Log(io.FileIO):
+    """A rank's log. On a full disk its lines are lost, and the training goes on: that the log is ours is our doing."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
+    raw = _Log(fd, "w", closefd=False)
+    raw.name = old.name
+    text = io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, old.errors, line_buffering=True,
+                            write_through=fd == 2)
+    text.mode = "w"  # type: ignore[misc]
+    return text
 
 
 def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
@@ -173,6 +198,7 @@ class Ends:
         os._exit = self.hard_exit  # type: ignore[assignment]
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.interrupt)
+        _reserve(self.folder, f"exit-{self.rank}.json")
         _write(self.folder, f"pid-{self.rank}", self.pid)
 
     def interrupt(self, number: int, frame: Any) -> None:
@@ -252,10 +278,20 @@ def _leave_child(code: int) -> None:
 def _write(folder: Path, name: str, value: Any) -> None:
     """Write a small file that appears whole, past any patched file functions."""
     part = folder / f".{name}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.write(fd, json.dumps(value).encode())
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, json.dumps(value).ljust(_RESERVED).encode())
     os.close(fd)
     os.replace(part, folder / name)
+
+
+_RESERVED = 64  # bytes
+
+
+def _reserve(folder: Path, name: str) -> None:
+    """Room for a file that must be written though the disk is full by then."""
+    fd = os.open(folder / f".{name}.part", os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, b" " * _RESERVED)
+    os.close(fd)
 
 
 if __name__ == "__main__":

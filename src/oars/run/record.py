@@ -38,7 +38,7 @@ class Record:
         self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
         self._loss_at: float | None = None  # when a rank was lost, until the next step is done
         self._flush_at = 0.0
-        self._file: Any = None
+        self._full = False  # the disk
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
         self._last_step = (0.0, 0.0)
@@ -119,8 +119,20 @@ class Record:
             self._losses.append((fields["ranks"], line))
 
     def _write_events(self, lines: list[str]) -> None:
-        with open(self.folder / "events.jsonl", "a") as f:
-            f.write("".join(lines))
+        self._append("events.jsonl", "".join(lines))
+
+    def _append(self, name: str, text: str) -> None:
+        """Add to a file of the run folder. A full disk costs these lines, not the training."""
+        try:
+            fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(fd, text.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if not self._full:
+                self._full = True
+                self.notice(f"cannot write {self.folder / name}: {error.strerror}; the training goes on without it")
 
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
@@ -147,10 +159,7 @@ class Record:
                 f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
                 f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}}}\n'
             )
-        if self._file is None:
-            self._file = open(self.folder / "metrics.jsonl", "a")
-        self._file.write("".join(lines))
-        self._file.flush()
+        self._append("metrics.jsonl", "".join(lines))
 
     def close(self) -> None:
         """Write what the closing line needs."""
@@ -175,7 +184,8 @@ class Record:
                 for site, (times, spent, nbytes) in self.gathers.items()
             ],
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self._append("summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 def _frozen(loss: Any) -> Any:

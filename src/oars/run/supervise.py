@@ -60,6 +60,8 @@ class Supervisor:
                     break
             self.screen.update(to_the_end=True)
             self.screen.erase()
+            if full(self.folder):
+                self.screen.say(f"the disk is full: what the ranks printed and measured may be cut short in {self.folder}")
             return self._verdict()
         except BrokenPipeError:  # nobody reads our output any more: as `python train.py | head` ends
             self._kill_all()
@@ -73,7 +75,7 @@ class Supervisor:
                 self.stdin.close()
             self.stall.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(born|pid|interrupted|lost)-\d+$|exit-\d+\.json$|board$|stack-\d+\.txt$", name):
+                if re.match(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$", name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
@@ -257,6 +259,12 @@ class Supervisor:
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         return 128 + number
+
+
+def full(folder: Path) -> bool:
+    """Whether there is no room for another line."""
+    there = os.statvfs(folder)
+    return there.f_bavail * there.f_frsize < 65536
 
 
 def sweep(folder: Path) -> None:
