@@ -61,7 +61,7 @@ class Supervisor:
             self.screen.update(to_the_end=True)
             self.screen.erase()
             if full(self.folder):
-                self.screen.say(f"the disk is full: what the ranks printed and measured may be cut short in {self.folder}")
+                self.screen.say(f"the disk is full: what ranks printed and measured may be cut short in {self.folder}")
             return self._verdict()
         except BrokenPipeError:  # nobody reads our output any more: as `python train.py | head` ends
             self._kill_all()
@@ -75,7 +75,8 @@ class Supervisor:
                 self.stdin.close()
             self.stall.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$", name):
+                if re.match(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$",
+                            name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
