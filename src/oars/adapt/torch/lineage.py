@@ -49,7 +49,8 @@ class Entry:
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
         self.era, self.step = ctx.era, ctx.record.steps
         self.changes = call is rows_.change  # its first argument, in place
-        self.depth: int = 1 + max((a.entry.depth for a in (*args, *kwargs.values()) if isinstance(a, Ref)), default=0)
+        known = (a.entry for a in (*args, *kwargs.values()) if isinstance(a, Ref) and a.entry is not None)
+        self.depth: int = 1 + max((entry.depth for entry in known), default=0)
 
 
 class Ref:
@@ -57,8 +58,11 @@ class Ref:
 
     __slots__ = ("entry", "place")
 
-    def __init__(self, entry: Entry, place: int) -> None:
-        self.entry, self.place = entry, place
+    def __init__(self, entry: Entry | None, place: int) -> None:
+        self.entry, self.place = entry, place  # no entry: nobody knows any more
+
+
+UNKNOWN = Ref(None, 0)
 
 
 def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "") -> Any:
@@ -69,6 +73,7 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
     if ctx.busy:
         return call(func, args, kwargs)
     state = random.state(draws == "torch") if draws else None
+    refs = _before_change(args) if call is rows_.change else None
     ctx.busy = True
     try:
         while True:
@@ -85,7 +90,7 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
                     random.restore(state)
     finally:
         ctx.busy = False
-    _remember(out, call, func, args, kwargs, state)
+    _remember(out, call, func, args, kwargs, state, refs)
     return out
 
 
@@ -100,10 +105,10 @@ def renew() -> None:
 
 def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
     """The rows of a loader's batch remember how to read them again."""
-    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None)
+    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None, ())
 
 
-def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
+def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any, refs: tuple | None) -> None:
     entry = None
     leaves: list[Any] = [out] if isinstance(out, torch.Tensor) else tree_leaves(out)
     for place, leaf in enumerate(leaves):
@@ -114,7 +119,8 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
         if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
             continue
         if entry is None:
-            entry = Entry(call, func, tuple(map(_ref, args)), {k: _ref(v) for k, v in kwargs.items()}, state)
+            refs = tuple(map(_ref, args)) if refs is None else refs
+            entry = Entry(call, func, refs, {k: _ref(v) for k, v in kwargs.items()}, state)
         if rows:
             leaf.made, leaf.version = Ref(entry, place), leaf.local._version
             entry.outs[place] = weakref.ref(leaf)
@@ -147,7 +153,7 @@ def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
 
 def _ref(a: Any) -> Any:
     if isinstance(a, Rows):
-        return a.made
+        return a.made if a.made is not None and a.local._version == a.version else UNKNOWN
     if isinstance(a, torch.Tensor):
         # With a graph it is needed anew, as there is a new graph behind it; else its value will do.
         return getattr(a, "_oars_made", a) if a.requires_grad and torch.is_grad_enabled() else a
@@ -156,11 +162,20 @@ def _ref(a: Any) -> Any:
     return a
 
 
+def _before_change(args: tuple) -> tuple:
+    """References to what an operation that changes its first argument is given, before it does."""
+    refs = tuple(map(_ref, args))
+    rows, value = args[0], args[-1]
+    if refs[0] is UNKNOWN and isinstance(rows, Rows) and isinstance(value, Rows) and refs[-1] is not UNKNOWN and (
+            value.local.untyped_storage().data_ptr() == rows.local.untyped_storage().data_ptr()):
+        # ``x[:, 0] *= 2`` is a view, a change of it, and an assignment of it: the assignment tells all.
+        return (rows.made or UNKNOWN, *refs[1:])
+    return refs
+
+
 def refresh(rows: Rows, used: bool = False) -> None:
     """Rows from before a loss: make them anew."""
-    if rows.local._version != rows.version:
-        raise Irreplaceable("rows that were changed in place in a way that leaves no trace (through a view, say)")
-    _made(rows.made, {}, used)
+    _made(_ref(rows), {}, used)
 
 
 def current(a: Any) -> Any:
@@ -218,11 +233,11 @@ def _moved_on(entry: Entry) -> bool:
     return any(ctx.stepped.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.step for p in used)
 
 
-def _made(ref: Ref | None, memo: dict, used: bool) -> Any:
+def _made(ref: Ref, memo: dict, used: bool) -> Any:
     """The tensor a reference stands for, of this era."""
-    if ref is None:
-        raise Irreplaceable("rows of a gradient, or from another place that leaves no trace")
     entry, place = ref.entry, ref.place
+    if entry is None:
+        raise Irreplaceable("rows that were changed in place, through a view of them, or that came from .grad")
     known = entry.outs.get(place)
     rows = known() if known is not None else None
     if (rows is not None and rows.made is not None and rows.made.entry is entry and rows.era == ctx.era
