@@ -36,8 +36,8 @@ SAME, WITHIN = 1e-3, 5
 OURS = [*oars(RANKS), *NET, "--warmup", "0", "--steps", str(STEPS)]
 THEIRS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
 THEIRS += ["--max-restarts", "100", str(HERE / "train_elastic.py"), *NET, "--steps", str(STEPS), "--every", str(EVERY)]
-# As shipped, workers that torchrun starts again find the dead ones' addresses in the store it shares with them, and
-# cannot connect (pytorch issue 135712).
+# As shipped, workers that torchrun starts again share one store with the dead, find their addresses there, and cannot
+# connect (compare pytorch issue 135712).
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 # For the cost of being ready, which is looked for in the third digit: longer runs than in the other table.
