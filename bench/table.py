@@ -50,10 +50,10 @@ class Failed(Exception):
     """A run that gave no result."""
 
 
-def measure(command, threads):
+def measure(command, threads, settings=None):
     """Run a training in a folder of its own: what it says of itself, its wall time, what the run folder adds."""
     source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
-    env = {**os.environ, "PYTHONPATH": source}
+    env = {**os.environ, "PYTHONPATH": source, **(settings or {})}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     if "cuda" not in command:
