@@ -30,7 +30,7 @@ from table import CORES, HERE, Report, oars, quartiles, work
 RANKS, STEPS, EVERY = 3, 80, 20  # EVERY: steps between torchrun's checkpoints
 NET = ["--net", "cnn", "--batch", "48"]
 LIMIT = 120  # seconds from the start, and again from the kill; a training takes about 10, so what takes longer hangs
-# A step left out, done twice or without the dead rank's rows moves the losses of the next five by 0.01 and more, another
+# A step left out, done twice or without the dead rank's rows moves the losses of the next five by 0.01 and more, a new
 # order of summation by 1e-6. Only later does the training itself blow that up.
 SAME, WITHIN = 1e-3, 5
 OURS = [*oars(RANKS), *NET, "--warmup", "0", "--steps", str(STEPS)]
