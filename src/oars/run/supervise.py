@@ -113,9 +113,8 @@ class Supervisor:
             self.screen.update()
             now = time.monotonic()
             if now - looked_at >= 0.1 or self.signals:
-                looked_at, self.seen = now, set(os.listdir(self.folder))
-                if self.screen.voice not in (living := self._living()) and living:
-                    self.screen.follow(living[0])
+                looked_at = now
+                self._look()
             while self.signals:
                 number = self.signals.pop(0)
                 if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
@@ -131,7 +130,7 @@ class Supervisor:
                 return self._start_over()
         if end is not None:
             os.close(end)
-        self.seen = set(os.listdir(self.folder))
+        self._look()
         return self._died_at_start() and not self.stopped_by and not _errors(self.folder, self.seen) \
             and self._start_over()
 
@@ -153,6 +152,12 @@ class Supervisor:
         self.screen.begin()
         self.screen.say("a rank died while the ranks were starting: they are started again")
         return True
+
+    def _look(self) -> None:
+        """What ranks have left in the run folder; if the voice is lost, follow the next."""
+        self.seen = set(os.listdir(self.folder))
+        if self.screen.voice not in (living := self._living()) and living:
+            self.screen.follow(living[0])
 
     def _all(self, pattern: str) -> bool:
         return all(pattern.format(rank) in self.seen for rank in self._living())
