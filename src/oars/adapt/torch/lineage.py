@@ -40,8 +40,8 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "state",
-                 "step")
+    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "plain",
+                 "state", "step")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
@@ -49,6 +49,9 @@ class Entry:
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
         self.era, self.step = ctx.era, ctx.record.steps
         self.changes = call is rows_.change  # its first argument, in place
+        # Tensors that all ranks hold, as they were; parameters move on, see ``_moved_on``.
+        self.plain = [(a, a._version) for a in (*args, *kwargs.values())
+                      if isinstance(a, torch.Tensor) and not a.requires_grad]
         known = (a.entry for a in (*args, *kwargs.values()) if isinstance(a, Ref) and a.entry is not None)
         self.depth: int = 1 + max((entry.depth for entry in known), default=0)
 
@@ -193,6 +196,8 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
         return memo[entry]
     args, kwargs = tree_map(lambda a: _made(a, memo, used) if isinstance(a, Ref) else a, (entry.args, entry.kwargs),
                             is_leaf=lambda a: isinstance(a, Ref))
+    if any(a._version != version for a, version in entry.plain):
+        raise Irreplaceable("what rows were computed from has been changed in place since")
     if entry.step != ctx.record.steps and _moved_on(entry):
         ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with today's "
                           "weights")
