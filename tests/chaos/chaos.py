@@ -68,6 +68,14 @@ def environment(**more):
             **more}
 
 
+def sail_script(script, ranks, deaths, folder, timeout=120):
+    """Run any script with these deaths in it: exit code, lines, errors."""
+    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks), str(script)]
+    done = subprocess.run(command, cwd=folder, env=environment(OARS_TEST_DEATHS=json.dumps(deaths)), text=True,
+                          capture_output=True, timeout=timeout)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
 def lines_of(kind, known={}):  # noqa: B006 (one run of python per kind is enough)
     """What one process prints, and what it writes to its log."""
     if (key := tuple(kind)) not in known:

@@ -1,13 +1,14 @@
 """Ranks die at every kind of moment; the training must not show it. ``make chaos`` runs 200 random ones."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from chaos import Voyage, sail, wrong_with  # noqa: E402
+from chaos import Voyage, environment, sail, sail_script, unlike, wrong_with  # noqa: E402
 
 VOYAGES = {
     "at the start": Voyage(3, [], [[2, "start", 1]]),
@@ -29,6 +30,23 @@ VOYAGES = {
 @pytest.mark.parametrize("name", VOYAGES)
 def test_ranks_die(name, tmp_path):
     assert wrong_with(VOYAGES[name], tmp_path) == ""
+
+
+@pytest.fixture(scope="module")
+def loops():
+    """What one process prints of the other loops."""
+    script = Path(__file__).parent / "loops.py"
+    return script, subprocess.run([sys.executable, script], env=environment(), capture_output=True, text=True,
+                                  check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("count", [45, 100, 160, 215])
+def test_ranks_die_in_loops_of_other_kinds(count, loops, tmp_path):
+    script, expected = loops
+    code, lines, err = sail_script(script, 3, [[count % 3, "in a collective", count]], tmp_path)
+    assert code == 0, err
+    assert unlike(lines, expected) == ""
+    assert "1 death survived" in err and "passed over" not in err
 
 
 def test_a_death_within_a_step_equals_a_planned_one_before_it_to_the_bit(tmp_path):

@@ -105,7 +105,8 @@ class World:
                 row_type.Free()
             return whole
 
-        result = self._meet("gather", talk, whole.nbytes)
+        # Open MPI's Allgatherv may report success though a rank died before it gave its rows: all must meet behind it.
+        result = self._meet("gather", talk, None if self.survives else 0)
         if result is not whole:
             whole[...] = result
 
