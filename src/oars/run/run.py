@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.tape import FOLDER
 from oars.run import launch
 from oars.run.plan import make_folder, make_plan, write_plan
 from oars.run.screen import closing_lines
@@ -19,7 +21,13 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
         add_mpi(plan)
     folder = make_folder(name, plan)
     supervisor = Supervisor(folder, plan, quiet=quiet)
-    code = start(folder, plan, supervisor)
+    return finish(folder, plan, supervisor, start(folder, plan, supervisor))
+
+
+def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int) -> int:
+    """The closing lines; a run that has come to its good end needs no snapshots any more."""
+    if code == 0:
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
     for line in closing_lines(folder, plan, code):
         supervisor.screen.say(line)
     return code

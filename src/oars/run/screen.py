@@ -21,12 +21,12 @@ ERASE = b"\r\x1b[K"
 class Screen:
     """Copies the voice's two files to stdout and stderr, and draws the status line on a terminal."""
 
-    def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool) -> None:
+    def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool, resumed: bool = False) -> None:
         self.folder = folder
         self.show = show
-        self._files = [_Tail(folder / "rank-0.log", 1)]
+        self._files = [_Tail(folder / "rank-0.log", 1, resumed)]
         if not one_stream:
-            self._files.append(_Tail(folder / "rank-0.err", 2))
+            self._files.append(_Tail(folder / "rank-0.err", 2, resumed))
         self._status = show and not quiet and os.isatty(2)
         self._shared_with_stdout = one_stream or os.isatty(1)  # else stdout does not move this terminal's cursor
         self._drawn = b""
@@ -79,9 +79,12 @@ class Screen:
 class _Tail:
     """A file that grows, read from where the last read ended; another rank's file can go on at the same offset."""
 
-    def __init__(self, path: Path, target: int) -> None:
+    def __init__(self, path: Path, target: int, from_its_end: bool) -> None:
         self.path, self.target = path, target
         self._fd: int | None = None
+        if from_its_end and path.exists():
+            self._fd = os.open(path, os.O_RDONLY)
+            os.lseek(self._fd, 0, os.SEEK_END)
 
     def read(self) -> bytes:
         if self._fd is None:

@@ -7,6 +7,7 @@ session of their own, so that the terminal's Ctrl-C reaches only this process, w
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.tape import FOLDER
 from oars.run import launch
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
@@ -30,6 +32,11 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
+TAKES_A_SNAPSHOT = 25.0  # after SIGTERM: schedulers give 30 s or more before they kill
+
+
+REQUEST, DONE = "snapshot-now", "snapshot-done"
+MARKS = re.compile(rf"(pid|interrupted)-\d+$|exit-\d+\.json$|{REQUEST}$|{DONE}$|resumed$")
 
 
 class Supervisor:
@@ -37,17 +44,19 @@ class Supervisor:
 
     def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
-        self.screen = Screen(folder, show, quiet, plan["one_stream"])
+        self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
         self.seen: set[str] = set()
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
+        self.lock = take_lock(folder)
+        self.leaving: float | None = None  # since when the ranks are to take a snapshot and stop
 
     def run(self) -> int:
         """Run to the end and return the exit code; errors have been shown, the closing line has not."""
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.signal(number, lambda got, frame: self.signals.append(got)) for number in caught}
         try:
             self._start()
@@ -66,11 +75,12 @@ class Supervisor:
             if self.stdin is not None:
                 self.stdin.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(pid|interrupted)-\d+$|exit-\d+\.json$", name):
+                if MARKS.match(name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
                 signal.signal(number, handler)
+            os.close(self.lock)
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
@@ -105,17 +115,36 @@ class Supervisor:
                 looked_at, self.seen = now, set(os.listdir(self.folder))
             while self.signals:
                 number = self.signals.pop(0)
+                if number == signal.SIGUSR1 or (number == signal.SIGTERM and self.leaving is None):
+                    if self._ask(stop=number == signal.SIGTERM):
+                        continue
+                    if number == signal.SIGUSR1:
+                        self.screen.say("no snapshot yet: the script has made no optimizer step")
+                        continue
                 if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
                     self.stopped_by = self.stopped_by or number
                     return self._kill_all()
                 interrupted_at, self.stopped_by = now, number
                 self._interrupt()
+            if self.leaving is not None and (DONE in self.seen or now - self.leaving > TAKES_A_SNAPSHOT):
+                return self._kill_all()
             if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
                 return self._kill_all()
             if self._failed_for(now):
                 return self._kill_all()
         if end is not None:
             os.close(end)
+
+    def _ask(self, stop: bool) -> bool:
+        """Ask the ranks for a snapshot; False if they cannot take one yet."""
+        if not (self.folder / FOLDER).is_dir() or self.plan.get("snapshot") is None:
+            return False
+        part = self.folder / ".snapshot-now.part"
+        part.write_text("stop" if stop else "go")
+        os.replace(part, self.folder / REQUEST)
+        if stop:
+            self.leaving, self.stopped_by = time.monotonic(), signal.SIGTERM
+        return True
 
     def _all(self, pattern: str) -> bool:
         return all(pattern.format(rank) in self.seen for rank in range(self.ranks))
@@ -162,6 +191,8 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
+        if self.leaving is not None:
+            self._say_kept(seen)
         orderly = len(exits) == self.ranks and self.process.returncode in (0, exits.get(0))
         if not orderly:
             sweep(self.folder)
@@ -175,6 +206,18 @@ class Supervisor:
         if exits.get(0) and orderly:
             return exits[0]
         return self._explain(exits, seen)
+
+    def _say_kept(self, seen: set[str]) -> None:
+        """What a run that was told to end has left to go on from."""
+        kept = sorted((self.folder / FOLDER).glob("*.snap"))
+        done = _read(self.folder / DONE) if DONE in seen else ""
+        if done:
+            self.screen.say(f"snapshot of step {done} kept, go on with: oars resume {self.folder.name}")
+        elif kept:
+            self.screen.say(f"no new snapshot could be taken; go on from that of step {int(kept[-1].stem)} with: "
+                            f"oars resume {self.folder.name}")
+        else:
+            self.screen.say("no snapshot could be taken")
 
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
         """A traceback, once: the voice's own is on the screen already."""
@@ -214,6 +257,17 @@ class Supervisor:
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         return 128 + number
+
+
+def take_lock(folder: Path) -> int:
+    """One supervisor per run folder; the lock goes with the process."""
+    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise UsageError(f"{folder} is still going: another oars holds it") from None
+    return fd
 
 
 def sweep(folder: Path) -> None:
