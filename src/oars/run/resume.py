@@ -28,7 +28,7 @@ def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
         script, args, module, cwd = old["script"], old["args"], old["module"], old["cwd"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{folder} has no readable run.json: it is no run folder") from None
-    os.close(take_lock(folder))  # refuses a run that is going; the supervisor takes it for good
+    lock = take_lock(folder)  # refuses a run that is going
     if not (folder / FOLDER).is_dir():
         raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
     path, refused = newest(folder, lambda header: check(folder, header))
@@ -47,7 +47,7 @@ def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
     if plan["ranks"] > 1:
         add_mpi(plan)
     folder = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
-    return go_on(folder, {**plan, "started": old["started"]}, quiet)
+    return go_on(folder, {**plan, "started": old["started"]}, quiet, lock)
 
 
 def find(run: str) -> Path:
@@ -72,7 +72,7 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 
-def go_on(folder: Path, plan: dict[str, Any], quiet: bool) -> int:
+def go_on(folder: Path, plan: dict[str, Any], quiet: bool, lock: int) -> int:
     """Clear away what a run that was killed has left, and run."""
     sweep(folder)
     for name in os.listdir(folder):
@@ -80,6 +80,6 @@ def go_on(folder: Path, plan: dict[str, Any], quiet: bool) -> int:
             os.unlink(folder / name)
     shutil.rmtree(folder / "files", ignore_errors=True)
     step = read(folder / FOLDER / plan["resume"])[0]["step"]
-    supervisor = Supervisor(folder, plan, quiet=quiet)
+    supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
     supervisor.screen.say(f"going on from the snapshot of step {step}")
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))

@@ -42,7 +42,8 @@ MARKS = re.compile(rf"(pid|interrupted)-\d+$|exit-\d+\.json$|{REQUEST}$|{DONE}$|
 class Supervisor:
     """One run, from the first process to the last."""
 
-    def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False,
+                 lock: int | None = None) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
         self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
         self.signals: list[int] = []
@@ -51,7 +52,7 @@ class Supervisor:
         self.seen: set[str] = set()
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
-        self.lock = take_lock(folder)
+        self.lock = take_lock(folder) if lock is None else lock
         self.leaving: float | None = None  # since when the ranks are to take a snapshot and stop
 
     def run(self) -> int:
@@ -260,13 +261,15 @@ class Supervisor:
 
 
 def take_lock(folder: Path) -> int:
-    """One supervisor per run folder; the lock goes with the process."""
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """One supervisor per run folder: the lock is on the folder itself, and goes with the process."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(fd)
         raise UsageError(f"{folder} is still going: another oars holds it") from None
+    except OSError:  # a file system that locks no folders (NFS)
+        pass
     return fd
 
 

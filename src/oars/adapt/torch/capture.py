@@ -5,7 +5,7 @@ variables: tensors (and models) that can be reached from the functions it is in 
 have names, the same ones when the script is played to the same place: by these they are put back, in place.
 
 A variable's tensor is taken if it is small, if it was changed since the first step, or made since then; data that lie
-there from the beginning are not, nor is the batch that has just been worked on.
+there from the beginning are not, nor is a large batch that has just been worked on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import oars
 from oars import kept
 from oars.adapt.snapshot_file import Blob, Refused, decode, encode
 from oars.adapt.tape import LARGEST, Diverged
-from oars.adapt.torch import rows, seams, standin
+from oars.adapt.torch import rows, seams, standin, wire
 
 MANY = 10_000  # elements of a container that are looked at
+SOME = 1 << 24  # bytes of one tensor of the last batch, or of its results, that is taken: most are not needed any more
 MOST = 1 << 28  # bytes of variables in a snapshot, besides those of models
 _FOREIGN = ("<frozen ", *(os.path.join(path, "") for path in {
     *sysconfig.get_paths().values(), *site.getsitepackages(), os.path.dirname(os.path.abspath(oars.__file__))}
@@ -215,7 +216,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
             state["left out"].append(name)
             continue
         room -= tensor.nbytes
-        plain = rows.whole(tensor, "snapshot") if isinstance(tensor, rows.Rows) else tensor
+        plain = wire.allgather(tensor.local, tensor.offsets, tensor.dim_) if isinstance(tensor, rows.Rows) else tensor
         variables[name] = put(plain.detach(), name)
     state["variables"] = variables
     state["attributes"] = {name: put(values[key], name) for name, (values, key) in walk.attributes.items()}
@@ -234,7 +235,7 @@ def _wanted(tensor: Any, at: str) -> bool:
     if tensor.nbytes <= LARGEST:
         return True
     if tensor.grad_fn is not None or (at == "b" and id(tensor) in seams.last_batch):
-        return False
+        return tensor.nbytes <= SOME
     known: Any = _known.get(id(tensor))
     return known is None or known[0]() is not tensor or known[1] != tensor._version
 

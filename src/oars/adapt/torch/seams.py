@@ -1,8 +1,8 @@
 """Where the script meets what takes time: models, loaders, backward, optimizer steps.
 
 Each of these is a *seam*: while recording, what came out is noted on the tape; while playing, ``played`` gives
-something like it instead. Two seams are also *boundaries*, where a snapshot may be taken: a batch is asked for, or a model
-is called, after an optimizer step (``snapshots.boundary``).
+something like it instead. Two seams are also *boundaries*, where a snapshot may be taken: a batch is asked for, or a
+model is called, after an optimizer step (``snapshots.boundary``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data import dataloader as dataloader_
 
 from oars.adapt.streams import streams
 from oars.adapt.tape import tape
-from oars.adapt.torch import kinds, played
+from oars.adapt.torch import kinds, played, standin
 
 boundary: Callable[[str, tuple], None] = print  # type: ignore[assignment]  # set by snapshots
 stepped: Callable[[Any], None] = id  # type: ignore[assignment]
@@ -270,6 +270,7 @@ def install(one_rank: bool) -> None:
     DataLoader.__iter__ = _beginning(DataLoader.__iter__)  # type: ignore[method-assign]
     _Iter._next_index, _Iter.__next__ = _next_index(_Iter._next_index), _nexting(_Iter.__next__)
     torch.autograd.backward = _backing(torch.autograd.backward)  # type: ignore[assignment]
+    standin.RULES["backward"] = lambda func, args, kwargs: torch.autograd.backward(args[0])
     torch.autograd.grad = _grading(torch.autograd.grad)  # type: ignore[assignment]
     hooked = Optimizer.profile_hook_step
     Optimizer.profile_hook_step = staticmethod(lambda step: hooked(_stepping(step)))  # type: ignore[assignment]

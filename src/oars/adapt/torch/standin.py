@@ -13,21 +13,19 @@ When the snapshot's place is reached, the values that the snapshot has of the sc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from oars.adapt.tape import tape
+from oars.adapt.tape import Diverged, tape
 from oars.adapt.torch.context import site
 
 SMALL = 1 << 18  # elements
 _RAW = torch._C.DisableTorchFunction
 stale: dict[int, weakref.ref] = {}  # by id: plain tensors whose values are not what they should be
 unsure: dict[str, str] = {}  # file:line -> what cannot be known there
-refuse: Callable[[str], Any] = print  # ends this rank with one line; set by install
 
 
 class StandIn(torch.Tensor):
@@ -206,7 +204,8 @@ def _worked_out(func: Any, args: tuple, kwargs: dict) -> Any:
             break
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             if real:
-                return refuse(f"{name} at {site()} cannot be passed over: {str(error).partition(chr(10))[0]}")
+                what = str(error).partition("\n")[0]
+                raise Diverged(f"{name} at {site()} cannot be passed over: {what}") from None
     if kwargs.get("out") is not None:
         mark_stale(kwargs["out"])
         return kwargs["out"]
@@ -274,8 +273,8 @@ def _filled(x: Any) -> Any:
     if isinstance(x, StandIn) and x.value is not None:
         return x.value
     if isinstance(x, torch.Tensor) and is_tainted(x):
-        refuse(f"{site()} uses a tensor made before the snapshot that the snapshot does not have: keep what holds it "
-               "with oars.keep (docs/snapshots.md)")
+        raise Diverged(f"{site()} uses a tensor made before the snapshot that the snapshot does not have: keep what "
+                       "holds it with oars.keep (docs/snapshots.md)")
     return x
 
 
