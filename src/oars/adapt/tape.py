@@ -32,8 +32,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from oars.adapt.files import real
-
+_open = os.open  # the script's is watched
 FOLDER = "snapshots"  # in the run folder
 LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
@@ -161,8 +160,8 @@ class Tape:
 
     def _write(self, chunk: bytes, at: int) -> None:
         if self._fd is None:
-            real.makedirs(self._path.parent, exist_ok=True)
-            self._fd = real.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._path.parent.mkdir(exist_ok=True)
+            self._fd = _open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         view = memoryview(chunk)
         while view:
             done = os.pwrite(self._fd, view, at)
@@ -298,7 +297,7 @@ def put_bytes(letter: bytes, data: bytes) -> bytes:
 def read_tape(folder: Path, mark: dict[str, Any]) -> bytes:
     """The part of the tape that belongs to a snapshot; Damaged if it is not as it was then."""
     try:
-        with real.open_file(folder / FOLDER / "tape", "rb") as file:
+        with open(folder / FOLDER / "tape", "rb") as file:
             data = file.read(mark["bytes"])
     except OSError as error:
         raise Damaged(f"its tape cannot be read ({error.strerror})") from None
