@@ -127,6 +127,11 @@ def numbered(loader: DataLoader) -> bool:
     return loader._dataset_kind == dataloader_._DatasetKind.Map
 
 
+def lost_workers(loader: DataLoader) -> bool:
+    """Whether the script's loader had workers that stay, which were not started while it was played."""
+    return loader in _persistent and loader._iterator is None
+
+
 def unnumbered(inner: Any, iterator: Any) -> Any:
     """A batch of an iterable dataset: it must be read to get past it."""
     def read() -> Any:
@@ -255,7 +260,10 @@ class Batches:
             generator.set_state(self._before[1])
         tape.busy += 1
         try:
-            return self._loader_of(chain(chain.from_iterable(list(self._queue)), self._sampler))
+            made = self._loader_of(chain(chain.from_iterable(list(self._queue)), self._sampler))
+            if self._loader.persistent_workers:
+                self._loader._iterator, made._index_sampler = made, self._loader._index_sampler
+            return made
         finally:
             tape.busy -= 1
             streams.restore(now)

@@ -114,7 +114,8 @@ def _beginning(inner: Any) -> Any:
             boundary("i", ())
         tape.busy += 1
         try:
-            return played.Batches(self) if tape.playing and played.numbered(self) else inner(self)
+            passed = played.numbered(self) if tape.playing else played.lost_workers(self)
+            return played.Batches(self) if passed else inner(self)
         finally:
             tape.busy -= 1
 
@@ -214,6 +215,8 @@ def _stepping(step: Any) -> Any:
         if tape.busy:
             return step(self, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
+        if callable(closure):
+            boundary("s", ())
         in_step += 1
         try:
             out = played.step(self, closure) if tape.playing else _recorded_step(step, self, closure, args, kwargs)

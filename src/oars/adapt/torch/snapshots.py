@@ -63,7 +63,10 @@ class Snapshots:
         self.without_loader += 1
 
     def boundary(self, kind: str, args: tuple) -> None:
-        """The script asks for a batch ("b") or calls a model ("c"), or begins with a loader ("i", only when played)."""
+        """The script asks for a batch ("b"), calls a model ("c") or steps with a closure ("s").
+
+        "i": it begins with a loader, which is no place for a snapshot, but one where streams may have to be set.
+        """
         if tape.playing:
             streams.play()
             if self.first and self.steps:
@@ -73,7 +76,7 @@ class Snapshots:
             return
         if kind == "b":
             self.without_loader = 0
-        if not self.stepped or (kind == "c" and (self.without_loader < BY_HAND_AFTER or _has_graph(args))):
+        if not self.stepped or (kind != "b" and (self.without_loader < BY_HAND_AFTER or _has_graph(args))):
             return
         self.stepped = False
         if self.first:

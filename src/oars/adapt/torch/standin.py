@@ -24,7 +24,7 @@ from oars.adapt.torch.context import site
 
 SMALL = 1 << 18  # elements
 _RAW = torch._C.DisableTorchFunction
-stale: dict[int, weakref.ref] = {}  # by id: plain tensors whose values are not what they should be
+stale: dict[int, weakref.ref] = {}  # by id: storages whose values are not what they should be
 unsure: dict[str, str] = {}  # file:line -> what cannot be known there
 
 
@@ -78,24 +78,32 @@ def is_tainted(x: Any) -> bool:
     """Whether a tensor's values are not to be had."""
     if isinstance(x, StandIn):
         return x.value is None
-    return id(x) in stale
+    return bool(stale) and id(_storage(x)) in stale
+
+
+def _storage(x: torch.Tensor) -> Any:
+    """What a tensor shares with its views and aliases (``x.data``, ``x.detach()``)."""
+    try:
+        with _RAW():
+            return x.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # sparse ones, and our own rows
+        return None
 
 
 def mark_stale(x: Any) -> None:
     """From here on this plain tensor's values are wrong."""
-    if isinstance(x, StandIn):
-        return
-    with _RAW():
-        base = x._base
-    for tensor in (x,) if base is None else (x, base):
-        key = id(tensor)
-        if key not in stale:
-            stale[key] = weakref.ref(tensor, lambda _, key=key: stale.pop(key, None))  # type: ignore[misc]
+    storage = None if isinstance(x, StandIn) else _storage(x)
+    key = id(storage)
+    if storage is not None and key not in stale:
+        stale[key] = weakref.ref(storage, lambda _: stale.pop(key, None))
 
 
 def fresh(x: Any) -> None:
     """This plain tensor is right again."""
-    stale.pop(id(x), None)
+    storage = _storage(x)
+    with _RAW():
+        if storage is not None and x.numel() * x.element_size() >= storage.nbytes():
+            stale.pop(id(storage), None)
 
 
 def fill(x: Any, value: torch.Tensor) -> bool:
