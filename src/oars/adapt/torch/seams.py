@@ -89,18 +89,24 @@ def _compiling(inner: Any) -> Any:
         if model is None:
             return lambda f: compile_(f, **kwargs)
         compiled = inner(model, **kwargs)
-        if isinstance(model, (nn.Module, type)):
-            return compiled
-
-        @functools.wraps(model)
-        def call(*args: Any, **named: Any) -> Any:
-            if tape.busy or torch.compiler.is_compiling():
-                return compiled(*args, **named)
-            return _region(compiled, call, args, named)
-
-        return call
+        return compiled if isinstance(model, (nn.Module, type)) else _passed_over(compiled)
 
     return compile_
+
+
+def _passed_over(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if tape.busy or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        return _region(function, call, args, kwargs)
+
+    return call
+
+
+def _transforming(inner: Any) -> Any:
+    """``torch.func.vmap`` and the like: what they make of a function is called like a model."""
+    return functools.wraps(inner)(lambda *args, **kwargs: _passed_over(inner(*args, **kwargs)))
 
 
 # ---- loaders --------------------------------------------------------------------------------------------------------
@@ -282,5 +288,10 @@ def install(one_rank: bool) -> None:
         kind.__init__ = _registering("schedulers", kind.__init__)  # type: ignore[method-assign]
     torch.amp.GradScaler.__init__ = _registering(  # type: ignore[method-assign]
         "scalers", torch.amp.GradScaler.__init__)
+    for name in ("grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "vmap"):
+        setattr(torch.func, name, _transforming(getattr(torch.func, name)))
+    for name in ("vjp", "jvp", "linearize"):
+        setattr(torch.func, name, _passed_over(getattr(torch.func, name)))
+    torch.vmap = torch.func.vmap
     if one_rank:
         torch.compile = _compiling(torch.compile)  # type: ignore[assignment]
