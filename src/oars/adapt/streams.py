@@ -20,17 +20,40 @@ import numpy as np
 from oars.adapt.tape import put_bytes, tape
 
 
-class _Python:
-    """Python's global stream. Asking for all of it takes 9 µs, looking at its counter 0.1."""
+class Stream:
+    """One stream. ``glance`` is cheap and changes when the stream moves; ``get`` and ``set`` are all of it."""
 
-    def __init__(self) -> None:
-        place = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
-        self._count, self._word = ctypes.c_int.from_address(place), ctypes.c_uint32.from_address(place + 4)
-        words = random.getstate()[1]
-        self._known = (self._count.value, self._word.value) == (words[-1], words[0])
+    def __init__(self, name: str) -> None:
+        self.name = name.encode()
+        self.base = b""  # where it stands when it is played
+        self.start: Any = None  # a glance at the beginning of the last region
+        self.mark: bytes | None = None  # where it stood at the end of the last region that moved it, if the script
+        self.seen: Any = None  # has not drawn since; and a glance then
 
     def glance(self) -> Any:
-        return (self._count.value, self._word.value) if self._known else self.get()
+        return self.get()
+
+    def get(self) -> bytes:
+        raise NotImplementedError
+
+    def set(self, state: bytes) -> None:
+        raise NotImplementedError
+
+    def _count_at(self, place: int, word: int, count: int) -> None:
+        """Take two adjacent numbers in memory for a glance, if they are what they should be."""
+        both = ctypes.c_uint64.from_address(place)
+        if both.value == word | count << 32:
+            self.glance = lambda: both.value  # type: ignore[method-assign]
+
+
+class _Python(Stream):
+    """Python's global stream. Asking for all of it takes 9 µs, a glance 0.1."""
+
+    def __init__(self) -> None:
+        super().__init__("python")
+        words = random.getstate()[1]
+        place = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+        self._count_at(place, words[-1], words[0])
 
     def get(self) -> bytes:
         version, words, gauss = random.getstate()
@@ -42,25 +65,22 @@ class _Python:
         random.setstate((int(version), tuple(words), None if gauss == "None" else float(gauss)))
 
 
-class _Numpy:
+class _Numpy(Stream):
     """NumPy's global stream. Asking for all of it takes 35 µs."""
 
     def __init__(self) -> None:
+        super().__init__("numpy")
         self._random: Any = sys.modules["numpy.random"]
         try:
-            state = self._random.mtrand._rand._bit_generator.ctypes.state_address
-            self._count, self._word = (ctypes.c_int.from_address(state + 624 * 4), ctypes.c_uint32.from_address(state))
-            _, words, count, *_ = self._random.get_state()
-            self._known = (self._count.value, self._word.value) == (count, words[0])
+            place = self._random.mtrand._rand._bit_generator.ctypes.state_address
         except AttributeError:
-            self._known = False
-
-    def glance(self) -> Any:
-        return (self._count.value, self._word.value) if self._known else self.get()
+            return
+        _, words, count, *_ = self._random.get_state()
+        self._count_at(place + 623 * 4, int(words[623]), count)
 
     def get(self) -> bytes:
-        kind, words, count, has_gauss, gauss = self._random.get_state()
-        return words.astype("<u4").tobytes() + repr((count, has_gauss, gauss)).encode()
+        _, words, count, has_gauss, gauss = self._random.get_state()
+        return words.astype("<u4").tobytes() + repr((count, has_gauss, float(gauss))).encode()
 
     def set(self, state: bytes) -> None:
         count, has_gauss, gauss = state[2496:].decode()[1:-1].split(", ")
@@ -68,50 +88,50 @@ class _Numpy:
         self._random.set_state(("MT19937", words, int(count), int(has_gauss), float(gauss)))
 
 
-class _Torch:
+class _Torch(Stream):
     """One of PyTorch's generators."""
 
-    def __init__(self, generator: Any) -> None:
-        self._generator = generator
+    def __init__(self, name: str, generator: Any) -> None:
+        super().__init__(name)
+        self._get_state, self._set_state = generator.get_state, generator.set_state
+        self._numpy = sys.modules["torch"]._C.TensorBase.numpy  # the one that is not watched
 
     def get(self) -> bytes:
-        return self._generator.get_state().numpy().tobytes()
-
-    glance = get
+        return self._numpy(self._get_state()).tobytes()
 
     def set(self, state: bytes) -> None:
-        import torch
-
-        self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        self._set_state(sys.modules["torch"].frombuffer(bytearray(state), dtype=sys.modules["torch"].uint8))
 
 
 class Streams:
-    """The global streams in use, by name; and what happened to each between regions."""
+    """The global streams in use, and what happens to them between regions."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Any] = {}
-        self._cuda_seen = False
-        self._base: dict[str, bytes] = {}  # where the stream stands when it is played
-        self._start: dict[str, Any] = {}
-        self._mark: dict[str, bytes] = {}  # where it stood at the end of the last region that moved it
-        self._glance: dict[str, Any] = {}
+        self._all: dict[str, Stream] = {}
+        self._list: list[Stream] = []
+        self._glances: list[Any] = []
+        self._entered: list[Any] = []  # glances at the beginning of the last region
+        self._left: list[Any] = []  # and at its end
+        self._looked = 0
         self._place = 0
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, Stream]:
         """Every stream there is by now."""
-        if "python" not in self._all:
-            self._all["python"] = _Python()
-        if "numpy" not in self._all and "numpy.random" in sys.modules:
-            self._all["numpy"] = _Numpy()
+        found = self._all
+        if "python" not in found:
+            found["python"] = _Python()
+        if "numpy" not in found and "numpy.random" in sys.modules:
+            found["numpy"] = _Numpy()
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "default_generator"):
-            if "torch" not in self._all:
-                self._all["torch"] = _Torch(torch.default_generator)
-            if not self._cuda_seen and torch.cuda.is_initialized():
-                self._cuda_seen = True
+            if "torch" not in found:
+                found["torch"] = _Torch("torch", torch.default_generator)
+            if "cuda:0" not in found and torch.cuda.is_initialized():
                 for i, generator in enumerate(torch.cuda.default_generators):
-                    self._all[f"cuda:{i}"] = _Torch(generator)
-        return self._all
+                    found[f"cuda:{i}"] = _Torch(f"cuda:{i}", generator)
+        self._list = list(found.values())
+        self._glances = [stream.glance for stream in self._list]
+        return found
 
     def states(self) -> dict[str, bytes]:
         """Where all of them stand."""
@@ -128,33 +148,45 @@ class Streams:
 
     def enter(self) -> None:
         """A region begins: what the script drew since the last one must be drawn again when this is played."""
-        for name, stream in self.all().items():
-            now = stream.glance()
-            mark = self._mark.get(name)
-            if mark is not None and now != self._glance[name]:
-                tape.insert(self._place, put_bytes(b"g", name.encode() + b"\0" + _delta(self._base[name], mark)))
-                mark = None
-                del self._mark[name]
-            if mark is None and (name not in self._base or now != self._start.get(name)):
-                self._base[name] = stream.get()
-            self._start[name] = now
+        self._looked += 1
+        if self._looked & 63 == 1:  # a stream may have come into use
+            self.all()
+        now = [glance() for glance in self._glances]
+        if now != self._left:
+            self._drawn(now)
+        self._entered = now
         tape.flush_some()
-        self._place = min(self._place, tape.place())
+        if self._place > tape.place():
+            self._place = tape.place()
 
     def leave(self) -> None:
         """The region is over, and its entry is on the tape."""
-        for name, stream in self.all().items():
-            now = stream.glance()
-            if name not in self._start:  # came into use inside
-                self._base[name], self._start[name] = stream.get(), now
-            elif now != self._start[name]:
-                self._mark[name], self._glance[name] = stream.get(), now
+        now = [glance() for glance in self._glances]
+        if now != self._entered:
+            for s, glance, before in zip(self._list, now, self._entered, strict=False):
+                if glance != before:
+                    s.mark, s.seen = glance if type(glance) is bytes else s.get(), glance
+        self._left = now
         self._place = tape.place()
+
+    def _drawn(self, now: list) -> None:
+        """The script has drawn from some stream since the last region, or a stream is new."""
+        for s, glance in zip(self._list, now, strict=True):
+            if s.start is None and self._looked > 1:  # it came into use somewhere in a region
+                s.mark, s.seen, s.start = s.get(), glance, glance
+            if s.mark is not None and glance != s.seen:
+                tape.insert(self._place, put_bytes(b"g", s.name + b"\0" + _delta(s.base, s.mark)))
+                s.mark = None
+            if s.mark is None and glance != s.start:
+                s.base = glance if type(glance) is bytes else s.get()
+            s.start = glance
 
     def begin(self) -> None:
         """Recording goes on from a snapshot: whoever plays this part must have the streams as they stand here."""
-        for name, stream in self.all().items():
-            tape.put(put_bytes(b"g", name.encode() + b"\0" + _delta(b"", stream.get())))
+        for s in self.all().values():
+            tape.put(put_bytes(b"g", s.name + b"\0" + _delta(b"", s.get())))
+            s.start, s.mark, s.base = s.glance(), None, s.get()
+        self._left = [glance() for glance in self._glances]
         self._place = tape.place()
 
     # -- playing

@@ -238,14 +238,16 @@ def _stepping(step: Any) -> Any:
 def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs: dict) -> Any:
     if callable(closure):
         args, kwargs = (_counted(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
-    streams.enter()
+    draws = not type(optimizer).__module__.startswith("torch.optim") and not callable(closure)
+    if draws:
+        streams.enter()
     tape.busy += 1
     try:
         out = step(optimizer, *args, **kwargs)
     finally:
         tape.busy -= 1
     tape.put(b"s")
-    if not callable(closure):
+    if draws:
         streams.leave()
     return out
 
