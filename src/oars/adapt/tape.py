@@ -14,8 +14,8 @@ letter what the script did                           letter what belongs to othe
 f i I  read a float, an int, a large int             k      the description of a new kind, counted from 0
 t n j  read True, False, another value               g      where a random stream stood, before it was drawn from
 a L    read an array; one too large to record
-b e    got a batch of kind k; came to a loader's end
-c x    called a model, result of kind k; it failed
+b q e  got a batch; got it again; loader's end
+c x    called a model; one that failed
 s o    made an optimizer step; a closure's call in it
 T N    asked for the time (float, nanoseconds)
 ====== ============================================= ====== ==========================================================
@@ -38,7 +38,8 @@ LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
 _IN_MEMORY = 1 << 26  # bytes held back while the disk is full
 _MAGIC = b"OARSTAPE1\n"
-_DID = {**dict.fromkeys("fiItnjaL", "read a value"), "b": "got a batch", "e": "came to the end of a loader",
+_DID = {**dict.fromkeys("fiItnjaL", "read a value"), "b": "got a batch", "q": "got a batch again",
+        "e": "came to the end of a loader",
         "c": "called a model", "x": "called a model that failed", "s": "made an optimizer step",
         "o": "called an optimizer's closure", "T": "asked for the time", "N": "asked for the time"}
 

@@ -26,7 +26,7 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
 
 def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int) -> int:
     """The closing lines; a run that has come to its good end needs no snapshots any more."""
-    if code == 0:
+    if code == 0 or not any((folder / FOLDER).glob("*.snap")):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     for line in closing_lines(folder, plan, code):
         supervisor.screen.say(line)

@@ -35,8 +35,8 @@ TERM_TO_KILL = 2.0
 TAKES_A_SNAPSHOT = 25.0  # after SIGTERM: schedulers give 30 s or more before they kill
 
 
-REQUEST, DONE = "snapshot-now", "snapshot-done"
-MARKS = re.compile(rf"(pid|interrupted)-\d+$|exit-\d+\.json$|{REQUEST}$|{DONE}$|resumed$")
+REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # see oars.adapt.torch.snapshots
+MARKS = re.compile(rf"(pid|interrupted)-\d+$|exit-\d+\.json$|({REQUEST}|{DONE}|{RESUMED})$")
 
 
 class Supervisor:
@@ -140,6 +140,8 @@ class Supervisor:
         """Ask the ranks for a snapshot; False if they cannot take one yet."""
         if not (self.folder / FOLDER).is_dir() or self.plan.get("snapshot") is None:
             return False
+        if "resume" in self.plan and not (self.folder / RESUMED).exists():
+            return False  # it has not come to where it was: the snapshot it goes on from is still the newest
         part = self.folder / ".snapshot-now.part"
         part.write_text("stop" if stop else "go")
         os.replace(part, self.folder / REQUEST)
@@ -192,7 +194,7 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
-        if self.leaving is not None:
+        if self.stopped_by == signal.SIGTERM and (self.folder / FOLDER).is_dir():
             self._say_kept(seen)
         orderly = len(exits) == self.ranks and self.process.returncode in (0, exits.get(0))
         if not orderly:
@@ -215,9 +217,10 @@ class Supervisor:
         if done:
             self.screen.say(f"snapshot of step {done} kept, go on with: oars resume {self.folder.name}")
         elif kept:
-            self.screen.say(f"no new snapshot could be taken; go on from that of step {int(kept[-1].stem)} with: "
+            new = "no new snapshot could be taken; " if self.leaving is not None else ""
+            self.screen.say(f"{new}go on from the snapshot of step {int(kept[-1].stem)} with: "
                             f"oars resume {self.folder.name}")
-        else:
+        elif self.leaving is not None:
             self.screen.say("no snapshot could be taken")
 
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:

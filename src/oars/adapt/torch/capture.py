@@ -191,6 +191,8 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     blobs: list[Blob] = []
 
     def convert(value: Any) -> Any:
+        if isinstance(value, rows.Rows):
+            value = wire.allgather(value.local, value.offsets, value.dim_)
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_quantized:
                 raise Refused(f"a {value.layout} tensor in the state cannot be held in a snapshot")
@@ -216,8 +218,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
             state["left out"].append(name)
             continue
         room -= tensor.nbytes
-        plain = wire.allgather(tensor.local, tensor.offsets, tensor.dim_) if isinstance(tensor, rows.Rows) else tensor
-        variables[name] = put(plain.detach(), name)
+        variables[name] = put(tensor.detach(), name)
     state["variables"] = variables
     state["attributes"] = {name: put(values[key], name) for name, (values, key) in walk.attributes.items()}
     state["optimizers"] = {str(k): _optimizer(o, f"optimizer {k}", put) for o, k in _numbered(seams.made["optimizers"])}
@@ -256,7 +257,7 @@ def _optimizer(optimizer: Any, name: str, put: Any) -> dict[str, Any]:
         "shapes": [list(p.shape) for p in params],
         "state": [put(dict(optimizer.state[p]), f"{name}'s state") if p in optimizer.state else None for p in params],
         "named": {k: put(v, f"{name}'s state") for k, v in optimizer.state.items() if isinstance(k, str)},
-        "grads": [put(p.grad, "a gradient") if late and p.grad is not None else None for p in params],
+        "grads": [put(p.grad.to_dense(), "a gradient") if late and p.grad is not None else None for p in params],
     }
 
 

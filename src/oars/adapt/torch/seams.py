@@ -156,7 +156,8 @@ def _nexting(inner: Any) -> Any:
         finally:
             tape.busy -= 1
             reads, self._oars_told = self._oars_told == "reads", False
-        tape.put_kind(b"b", kinds.describe(data))
+        again = self.__dict__.pop("_oars_again", False)  # handed out before: a death spoilt its step
+        tape.put_kind(b"q" if again else b"b", kinds.describe(data))
         if reads:
             streams.leave()
         handed_out(data)

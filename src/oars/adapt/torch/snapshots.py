@@ -29,7 +29,7 @@ from oars.adapt.torch.context import ctx
 LOOK_EVERY = 0.2  # seconds
 BY_HAND_AFTER = 3  # steps without a loader: then a model's call is a boundary
 BEFORE_THE_END = (300, 60)  # seconds before a job's time is over
-REQUEST, DONE = "snapshot-now", "snapshot-done"
+REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # between us and the supervisor
 
 
 class Snapshots:
@@ -62,6 +62,12 @@ class Snapshots:
         self.stepped = True
         self.without_loader += 1
 
+    def become_voice(self) -> None:
+        """The voice died and this rank speaks for the run: the tape and the snapshots are its from here on."""
+        tape.become_voice()
+        rewind.watch(ctx.record.folder)
+        self.last = self.looked = time.time(), self.steps
+
     def boundary(self, kind: str, args: tuple) -> None:
         """The script asks for a batch ("b"), calls a model ("c") or steps with a closure ("s").
 
@@ -76,6 +82,8 @@ class Snapshots:
             return
         if kind == "b":
             self.without_loader = 0
+        if getattr(ctx, "requeued", 0):  # a batch whose step was spoilt by a death waits to be handed out again
+            return
         if not self.stepped or (kind != "b" and (self.without_loader < BY_HAND_AFTER or _has_graph(args))):
             return
         self.stepped = False
@@ -218,6 +226,7 @@ class Snapshots:
         """Let the script be played to where this snapshot was taken; called before it runs."""
         header, blobs = snapshot_file.read(folder / FOLDER / name)
         self.resuming = header, blobs
+        torch.serialization.add_safe_globals([standin._again])
         self.mode = standin.Playing()
         self.mode.__enter__()
 
@@ -257,7 +266,7 @@ class Snapshots:
         self.last = self.looked = now, self.steps
         self.stepped, self.next_look = False, self.steps + 1
         if voice:
-            _put(record.folder, "resumed", str(record.steps))
+            _put(record.folder, RESUMED, str(record.steps))
 
 
 def _has_graph(args: tuple) -> bool:
