@@ -180,7 +180,7 @@ class Ends:
 
     def failed(self, error: BaseException) -> None:
         """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""
-        if tape.playing and os.getpid() == self.pid:
+        if (tape.playing or isinstance(error, Diverged)) and os.getpid() == self.pid:
             self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
         sys.stderr.flush()
         start = os.fstat(2).st_size
@@ -195,7 +195,8 @@ class Ends:
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
-        text = f"cannot resume {self.folder.name}: the script does not go the way it went before the snapshot: {how}"
+        text = f"cannot resume {self.folder.name}: "
+        text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
         _write(self.folder, f"error-{self.rank}.json", {"usage": text})
         _exit(2)
 
