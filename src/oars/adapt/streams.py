@@ -114,6 +114,7 @@ class Streams:
         self._left: list[Any] = []  # and at its end
         self._looked = 0
         self._place = 0
+        self.begun = False  # up to the first step everything is done for real when it is played: nothing is relative
 
     def all(self) -> dict[str, Stream]:
         """Every stream there is by now."""
@@ -175,14 +176,16 @@ class Streams:
             if s.start is None and self._looked > 1:  # it came into use somewhere in a region
                 s.mark, s.seen, s.start = s.get(), glance, glance
             if s.mark is not None and glance != s.seen:
-                tape.insert(self._place, put_bytes(b"g", s.name + b"\0" + _delta(s.base, s.mark)))
+                delta = _delta(s.base if self.begun else b"", s.mark)
+                tape.insert(self._place, put_bytes(b"g", s.name + b"\0" + delta))
                 s.mark = None
             if s.mark is None and glance != s.start:
                 s.base = glance if type(glance) is bytes else s.get()
             s.start = glance
 
     def begin(self) -> None:
-        """Recording goes on from a snapshot: whoever plays this part must have the streams as they stand here."""
+        """At the first step, and after a resume: what follows is played with the streams as they stand here."""
+        self.begun = True
         for s in self.all().values():
             tape.put(put_bytes(b"g", s.name + b"\0" + _delta(b"", s.get())))
             s.start, s.mark, s.base = s.glance(), None, s.get()

@@ -60,6 +60,7 @@ class Tape:
         self.playing = False
         self.voice = False
         self.trouble = ""  # why what was recorded could not be written
+        self.strict = True  # playing on as many ranks as then: what is not passed over comes out the same
         self.skips = False  # playing, and past the first optimizer step: from there on nothing is computed
         self._path = Path()
         self._fd: int | None = None

@@ -138,6 +138,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         record.played = True
         rewind.begin(rank, folder, header["files"])
         tape.begin(folder, record.voice, header["tape"])
+        tape.strict = header["ranks"] == plan["ranks"]
         return
     if many or verified:  # ... and must not find what its first run wrote: then no rank's files are real
         files.install(rank, record.voice and not verified, folder / "files", same_for_all=(folder,))

@@ -31,8 +31,8 @@ _buffers_known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _for_real(work: Any) -> Any:
-    """Do something that playing passes over: the random streams are left as they were, as if it had not been done."""
-    before = streams.states()
+    """Do something; past the first step the random streams are left as they were, as if it had not been done."""
+    before = streams.states() if tape.skips else {}
     tape.busy += 1
     try:
         return work()
@@ -75,13 +75,13 @@ def step(optimizer: Any, closure: Any) -> Any:
         tape.take("o")
         out = closure()
     tape.take("s")
-    streams.play()
     for group in optimizer.param_groups:
         for p in group["params"]:
             standin.mark_stale(p)
     if not tape.skips:
         tape.skips = True
         torch.Tensor.grad = _Grad()  # type: ignore[assignment]
+    streams.play()
     return out
 
 

@@ -248,7 +248,9 @@ def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs:
     finally:
         tape.busy -= 1
     tape.put(b"s")
-    if draws:
+    if not streams.begun:
+        streams.begin()
+    elif draws:
         streams.leave()
     return out
 
