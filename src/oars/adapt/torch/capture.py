@@ -186,6 +186,36 @@ def remember() -> None:
             _known[id(tensor)] = weakref.ref(tensor), tensor._version
 
 
+def to_be_differentiated() -> bool:
+    """Whether a variable has a graph that no backward has gone through: a snapshot could not hold that."""
+    for tensor in Walk().variables.values():
+        node = getattr(tensor, "local", tensor).grad_fn
+        if node is not None and _is_live(node):
+            return True
+    return False
+
+
+def _is_live(node: Any) -> bool:
+    """Backward frees what a graph has saved: the first node that has saved something tells."""
+    seen: set[Any] = set()
+    stack = [node]
+    while stack and len(seen) < 1000:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    saved = getattr(node, name)
+                except RuntimeError:  # "Trying to backward through the graph a second time"
+                    return False
+                if isinstance(saved, torch.Tensor) or (name == "saved_tensors" and saved):
+                    return True
+        stack += [n for n, _ in node.next_functions]
+    return False
+
+
 def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     """The state, at a boundary of kind ``at``; all ranks take part, only the voice copies anything."""
     blobs: list[Blob] = []

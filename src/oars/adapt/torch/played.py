@@ -199,7 +199,7 @@ class Batches:
 
     def __next__(self) -> Any:
         if self._real is None and not tape.busy:
-            seams.boundary("b", ())  # may end the playing
+            seams.boundary("b")  # may end the playing
         if not tape.playing:
             if self._real is None:
                 self._real = self._go_on()

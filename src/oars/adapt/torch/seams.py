@@ -1,8 +1,8 @@
 """Where the script meets what takes time: models, loaders, backward, optimizer steps.
 
 Each of these is a *seam*: while recording, what came out is noted on the tape; while playing, ``played`` gives
-something like it instead. Two seams are also *boundaries*, where a snapshot may be taken: a batch is asked for, or a
-model is called, after an optimizer step (``snapshots.boundary``).
+something like it instead. Two seams are also *boundaries*, where a snapshot may be taken: a batch is asked for, or an
+optimizer step is over (``snapshots.boundary``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oars.adapt.streams import streams
 from oars.adapt.tape import tape
 from oars.adapt.torch import kinds, played, standin
 
-boundary: Callable[[str, tuple], None] = print  # type: ignore[assignment]  # set by snapshots
+boundary: Callable[[str], None] = print  # set by snapshots
 stepped: Callable[[Any], None] = id  # type: ignore[assignment]
 modules: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # called by the script itself -> in which order
 made: dict[str, WeakKeyDictionary[Any, int]] = {  # in the order they were made
@@ -63,9 +63,8 @@ def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
     """A call of a model, or of a compiled function."""
     if isinstance(module, nn.Module):
         number(modules, module, "modules")
-    if not in_step:
-        boundary("c", args)
     if tape.playing:
+        streams.play()
         return played.call(work, module, args, kwargs)
     streams.enter()
     tape.busy += 1
@@ -117,7 +116,7 @@ def _beginning(inner: Any) -> Any:
         if tape.busy:
             return inner(self)
         if tape.playing:
-            boundary("i", ())
+            streams.play()
         tape.busy += 1
         try:
             passed = played.numbered(self) if tape.playing else played.lost_workers(self)
@@ -143,7 +142,7 @@ def _nexting(inner: Any) -> Any:
     def next_(self: Any) -> Any:
         if tape.busy:
             return inner(self)
-        boundary("b", ())
+        boundary("b")
         if tape.playing:
             return played.unnumbered(inner, self)
         tape.busy += 1
@@ -222,8 +221,6 @@ def _stepping(step: Any) -> Any:
         if tape.busy:
             return step(self, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
-        if callable(closure):
-            boundary("s", ())
         in_step += 1
         try:
             out = played.step(self, closure) if tape.playing else _recorded_step(step, self, closure, args, kwargs)
@@ -253,6 +250,18 @@ def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs:
     elif draws:
         streams.leave()
     return out
+
+
+def _stepped(step: Any) -> Any:
+    """Around all that belongs to a step, the hooks on it too."""
+    @functools.wraps(step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = step(*args, **kwargs)
+        if not tape.busy and not in_step:
+            boundary("t")
+        return out
+
+    return call
 
 
 def _counted(closure: Any) -> Any:
@@ -287,7 +296,8 @@ def install(one_rank: bool) -> None:
     standin.RULES["backward"] = lambda func, args, kwargs: torch.autograd.backward(args[0])
     torch.autograd.grad = _grading(torch.autograd.grad)  # type: ignore[assignment]
     hooked = Optimizer.profile_hook_step
-    Optimizer.profile_hook_step = staticmethod(lambda step: hooked(_stepping(step)))  # type: ignore[assignment]
+    Optimizer.profile_hook_step = staticmethod(  # type: ignore[assignment]
+        lambda step: _stepped(hooked(_stepping(step))))
     Optimizer.__init__ = _registering("optimizers", Optimizer.__init__)  # type: ignore[method-assign]
     for kind in (LRScheduler, ReduceLROnPlateau):
         kind.__init__ = _registering("schedulers", kind.__init__)  # type: ignore[method-assign]

@@ -1,9 +1,10 @@
 """Snapshots of a run of PyTorch: when one is due, all ranks take it at the same boundary and the voice writes it.
 
-A boundary is where the script, after an optimizer step, asks for its next batch (or, if its batches are made by hand,
-calls a model with something that has no gradient): all that belongs to the step is over. The voice looks a few times a
-second whether a snapshot is wanted (a period is over, the job's end is near, or the supervisor has put ``snapshot-now``
-into the run folder) and tells the others. The state is copied and training goes on; a thread writes the copy.
+A boundary is where the script, after an optimizer step, asks for its next batch; or, if its batches are made by hand,
+the end of the step itself. A variable that is yet to be differentiated (a generator's output between the steps of a
+GAN) puts it off to the next one. The voice looks a few times a second whether a snapshot is wanted (a period is over,
+the job's end is near, or the supervisor has put ``snapshot-now`` into the run folder) and tells the others. The state
+is copied and training goes on; a thread writes the copy.
 
 A resumed run is played (``tape``, ``played``) to the boundary its snapshot was taken at. There ``_arrive`` puts the
 state in, and from the very next line on everything is real again.
@@ -11,6 +12,7 @@ state in, and from the very next line on everything is real again.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -27,7 +29,8 @@ from oars.adapt.torch import capture, played, reads, seams, standin
 from oars.adapt.torch.context import ctx
 
 LOOK_EVERY = 0.2  # seconds
-BY_HAND_AFTER = 3  # steps without a loader: then a model's call is a boundary
+BY_HAND_AFTER = 3  # steps without a loader: then the end of a step is a boundary
+PUT_OFF = 8  # boundaries at most, for variables that are yet to be differentiated
 BEFORE_THE_END = (300, 60)  # seconds before a job's time is over
 REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # between us and the supervisor
 
@@ -36,7 +39,7 @@ class Snapshots:
     """When and how; one per rank."""
 
     def __init__(self, gradients: Any) -> None:
-        self.gradients = gradients
+        self.gradients, self.pid = gradients, os.getpid()
         plan = ctx.plan.get("snapshot") or {}
         self.seconds, self.steps_between = plan.get("seconds"), plan.get("steps")
         end = plan.get("end")
@@ -45,6 +48,7 @@ class Snapshots:
         self.steps = 0  # optimizer steps so far
         self.stepped = False  # since the last boundary
         self.without_loader = 0
+        self.asked, self.put_off = (False, False), 0  # wanted and to be stopped, but not yet taken
         self.first = True
         self.next_look = 1
         self.looked = (now, 0)
@@ -68,23 +72,20 @@ class Snapshots:
         rewind.watch(ctx.record.folder)
         self.last = self.looked = time.time(), self.steps
 
-    def boundary(self, kind: str, args: tuple) -> None:
-        """The script asks for a batch ("b"), calls a model ("c") or steps with a closure ("s").
-
-        "i": it begins with a loader, which is no place for a snapshot, but one where streams may have to be set.
-        """
+    def boundary(self, kind: str) -> None:
+        """The script asks for a batch ("b"), or has made an optimizer step ("t")."""
         if tape.playing:
             streams.play()
             if self.first and self.steps:
                 self._begin()
-            if tape.played_out() and kind != "i":
+            if tape.played_out() and self.resuming is not None and kind == self.resuming[0]["at"]:
                 self._arrive()
             return
         if kind == "b":
             self.without_loader = 0
         if getattr(ctx, "requeued", 0):  # a batch whose step was spoilt by a death waits to be handed out again
             return
-        if not self.stepped or (kind != "b" and (self.without_loader < BY_HAND_AFTER or _has_graph(args))):
+        if not self.stepped or (kind == "t" and self.without_loader < BY_HAND_AFTER):
             return
         self.stepped = False
         if self.first:
@@ -118,8 +119,15 @@ class Snapshots:
         if self.mode is not None and not standin.stale:
             standin.leave_mode(self.mode)
             self.mode = None
-        if want or stop:
-            self._take(kind, stop)
+        want, stop = want or self.asked[0], stop or self.asked[1]
+        if not want and not stop:
+            return
+        self.put_off += 1
+        if self.put_off <= PUT_OFF and capture.to_be_differentiated():
+            self.asked, self.next_look = (want, stop), self.steps + 1
+            return
+        self.asked, self.put_off = (False, False), 0
+        self._take(kind, stop)
 
     def _wanted(self) -> tuple[bool, bool]:
         """For the voice: whether to take one, and whether to stop then."""
@@ -202,6 +210,12 @@ class Snapshots:
             ctx.record.event("snapshot", step=outcome["step"], seconds=round(outcome["seconds"], 3),
                              bytes=outcome["bytes"])
 
+    def finish(self) -> None:
+        """The script is over: wait for the last one, and tell."""
+        if self.writer is not None and os.getpid() == self.pid:
+            self.writer.join()
+            self._report()
+
     def _failed(self, error: OSError) -> None:
         kept = snapshot_file.found(ctx.record.folder / FOLDER)
         left = f"the one of step {int(kept[0][:-5])} is kept" if kept else "there is none yet"
@@ -269,10 +283,6 @@ class Snapshots:
             _put(record.folder, RESUMED, str(record.steps))
 
 
-def _has_graph(args: tuple) -> bool:
-    return any(isinstance(a, torch.Tensor) and a.grad_fn is not None for a in args)
-
-
 def _asked(folder: Path) -> str:
     """What the supervisor asks for: "", "go" or "stop"."""
     try:
@@ -336,6 +346,7 @@ def install(gradients: Any) -> Snapshots:
     """Patch the seams and reads; ``tape`` is already recording or playing."""
     snapshots = Snapshots(gradients)
     seams.boundary, seams.stepped = snapshots.boundary, snapshots.made_step
+    atexit.register(snapshots.finish)
     seams.install(one_rank=ctx.world is None)
     reads.install()
     return snapshots

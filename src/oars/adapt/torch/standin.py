@@ -24,6 +24,7 @@ from oars.adapt.torch.context import site
 
 SMALL = 1 << 18  # elements
 _RAW = torch._C.DisableTorchFunction
+_register_hook = torch.Tensor.register_hook
 stale: dict[int, weakref.ref] = {}  # by id: storages whose values are not what they should be
 unsure: dict[str, str] = {}  # file:line -> what cannot be known there
 
@@ -114,11 +115,19 @@ def fill(x: Any, value: torch.Tensor) -> bool:
         value = value.to(x.device)
     if isinstance(x, StandIn):
         x.value = value.clone()
+        with _RAW():
+            if x.requires_grad:
+                _register_hook(x.value.requires_grad_(), _no_graph)
         return True
     with torch.no_grad(), _RAW():
         x.detach().copy_(value)
     fresh(x)
     return True
+
+
+def _no_graph(grad: torch.Tensor) -> None:
+    raise Diverged("a gradient is wanted of what was computed before the snapshot: that has its values, but not how "
+                   "they came about")
 
 
 # ---- operations -----------------------------------------------------------------------------------------------------
