@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
@@ -14,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import oars
 from oars import kept
 from oars.adapt import snapshot_file, streams
 from oars.adapt.snapshot_file import Blob, Refused, decode, encode, newest, read, write
 from oars.adapt.tape import Damaged, Diverged, Tape, TooLarge, read_tape
+from oars.adapt.torch import standin
 from oars.run.plan import UsageError, job_end, snapshot_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -254,3 +257,74 @@ def test_keep_takes_what_can_be_put_back_in_place(monkeypatch):
     assert (history, table, counter.n) == ([1], {"a": 1}, 3)
     with pytest.raises(TypeError, match="oars.keep takes a dict, a list, or an object with state_dict"):
         oars.keep(3)  # type: ignore[type-var]
+
+
+# ---- stand-ins -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def playing(monkeypatch):
+    for name, value in {"playing": True, "skips": True, "busy": 0}.items():
+        monkeypatch.setattr(standin.tape, name, value)
+    mode = standin.Playing()
+    mode.__enter__()
+    yield
+    standin.leave_mode(mode)
+    standin.stale.clear()
+    standin.unsure.clear()
+
+
+OPERATIONS = [
+    lambda x, y: x + 1, lambda x, y: x @ x.T, lambda x, y: x.softmax(1).max(1).values, lambda x, y: x[:, 1:].clone(),
+    lambda x, y: torch.cat([x, torch.zeros(2, x.shape[1])]), lambda x, y: F.cross_entropy(x, y),
+    lambda x, y: x.argmax(1) == y,
+    lambda x, y: x.double().sum(), lambda x, y: x.reshape(-1, 2).mean(0, keepdim=True), lambda x, y: x.topk(2).indices,
+    lambda x, y: torch.where(x > 0, x, 0), lambda x, y: x.to(torch.float64), lambda x, y: F.one_hot(y, 5).float(),
+    lambda x, y: torch.stack(list(x)), lambda x, y: x.std(1), lambda x, y: torch.einsum("ij,kj->ik", x, x),
+    lambda x, y: x.new_zeros(3), lambda x, y: torch.randn_like(x), lambda x, y: x.T, lambda x, y: x.data,
+    lambda x, y: F.dropout(x, 0.5), lambda x, y: x.gather(1, y[:, None]), lambda x, y: torch.linalg.vector_norm(x),
+    lambda x, y: x.expand(3, *x.shape), lambda x, y: torch.tensor([x.sum(), x.mean()]),
+]
+
+
+@pytest.mark.parametrize("wide", [1, 20_000], ids=["worked on", "by shapes alone"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_made_of_a_stand_in_has_the_shape_of_the_real_thing(playing, operation, wide):
+    shape = (6, 5) if wide == 1 else (6, 5 * wide)
+    standin.tape.playing = False
+    real = operation(torch.rand(shape), torch.arange(6) % 5)
+    standin.tape.playing = True
+    made = operation(standin.StandIn(shape, torch.float32), standin.StandIn((6,), torch.int64))
+    assert (made.shape, made.dtype, made.device) == (real.shape, real.dtype, real.device)
+
+
+def test_a_plain_tensor_changed_by_a_stand_in_is_stale_with_its_views_until_it_is_overwritten(playing):
+    total, table = torch.zeros(()), torch.zeros(3, 3)
+    row, other = table[1], torch.zeros(2)
+    total += standin.StandIn((), torch.float32)
+    table.data[0, 0] = standin.StandIn((), torch.float32)
+    assert all(map(standin.is_tainted, (total, table, row))) and not standin.is_tainted(other)
+    assert isinstance(total * 2, standin.StandIn) and isinstance(row.sum(), standin.StandIn)
+    total.zero_()
+    assert not standin.is_tainted(total) and not isinstance(total * 2, standin.StandIn)
+    weight = torch.nn.Parameter(torch.ones(2))
+    standin.mark_stale(weight)
+    assert isinstance(weight.detach() + 1, standin.StandIn)
+    assert type(copy.deepcopy({"w": weight.data})["w"]) is standin.StandIn
+
+
+def test_after_the_snapshots_place_a_stand_in_has_its_values_or_refuses(playing, monkeypatch):
+    kept_one = standin.StandIn((2,), torch.float32, requires_grad=True)
+    lost, stale = standin.StandIn((2,), torch.float32), torch.zeros(2)
+    standin.mark_stale(stale)
+    monkeypatch.setattr(standin.tape, "playing", False)
+    assert standin.fill(kept_one, torch.tensor([1.0, 2.0]))
+    assert (kept_one + 1).tolist() == [2, 3] and kept_one.detach().numpy().tolist() == [1, 2]
+    assert lost.shape == (2,)
+    for wrong in (lost, stale):
+        with pytest.raises(Diverged, match="uses a tensor made before the snapshot that the snapshot does not have"):
+            wrong + 1
+    with pytest.raises(Diverged, match="a gradient is wanted of what was computed before the snapshot"):
+        (kept_one * 2).sum().backward()
+    assert not standin.fill(lost, torch.zeros(3))
+    assert standin.fill(stale, torch.ones(2)) and (stale + 1).tolist() == [2, 2]

@@ -11,7 +11,7 @@ belongs to it:
 ====== ============================================= ====== ==========================================================
 letter what the script did                           letter what belongs to other entries
 ====== ============================================= ====== ==========================================================
-f i I  read a float, an int, a large int             k      the description of a new kind, counted from 0
+f i I  read a float, an int, a large int             k K    a new kind's description, counted from 0; one used once
 t n j  read True, False, another value               g      where a random stream stood, before it was drawn from
 a L    read an array; one too large to record
 b q e  got a batch; got it again; loader's end
@@ -37,6 +37,7 @@ FOLDER = "snapshots"  # in the run folder
 LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
 _IN_MEMORY = 1 << 26  # bytes held back while the disk is full
+_LONG_KIND, _MANY_KINDS = 1000, 20_000
 _MAGIC = b"OARSTAPE1\n"
 _DID = {**dict.fromkeys("fiItnjaL", "read a value"), "b": "got a batch", "q": "got a batch again",
         "e": "came to the end of a loader",
@@ -70,6 +71,7 @@ class Tape:
         self._digest = _new_digest()
         self._kinds: dict[Any, int] = {}
         self._described: list[Any] = []  # played
+        self._only: Any = None  # a description that comes once
         self._at = 0
         self._clock_shift: dict[str, Any] = {}
 
@@ -111,9 +113,12 @@ class Tape:
         """Append ``letter`` with the number of ``kind``, described once: nested tuples of numbers, strings, None."""
         number = self._kinds.get(kind)
         if number is None:
+            text = json.dumps(kind)
+            if len(text) > _LONG_KIND or len(self._kinds) > _MANY_KINDS:  # names of samples, say: no two are alike
+                self._buffer += b"K" + _text(text) + letter + b"\0"
+                return
             number = self._kinds[kind] = len(self._kinds)
-            text = json.dumps(kind).encode()
-            self._buffer += b"k" + _varint(len(text)) + text
+            self._buffer += b"k" + _text(text)
         self._buffer += letter + _varint(number)
 
     def put_value(self, value: Any) -> None:
@@ -203,10 +208,13 @@ class Tape:
         """The letter of the next entry, or ``""``."""
         while True:
             letter = chr(self._buffer[self._at]) if self._at < len(self._buffer) else ""
-            if letter != "k":
+            if letter not in ("k", "K"):
                 return letter
             self._at += 1
-            self._described.append(json.loads(self._text()))
+            if letter == "k":
+                self._described.append(json.loads(self._text()))
+            else:
+                self._only = json.loads(self._text())
 
     def take(self, letters: str) -> str:
         """Go past the next entry's letter, which must be one of these."""
@@ -220,7 +228,8 @@ class Tape:
     def take_kind(self, letter: str) -> Any:
         """The description that ``put_kind`` was given, tuples as lists."""
         self.take(letter)
-        return self._described[self._varint()]
+        number, only, self._only = self._varint(), self._only, None
+        return self._described[number] if only is None else only
 
     def take_value(self) -> Any:
         """What the script read; ``TooLarge`` if that was not recorded."""

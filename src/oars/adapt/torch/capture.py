@@ -351,6 +351,9 @@ def _tensor(blob: Blob) -> torch.Tensor:
 
 def _put_tensor(name: str, value: torch.Tensor, walk: Walk) -> None:
     there, holder, key = walk.tensors.get(name, (None, None, ""))
+    if isinstance(there, standin.StandIn) and holder is not None:  # of a copy of a model made while playing
+        _put_new(there, holder, key, value)
+        return
     if there is not None and standin.fill(there, value):
         return
     owner = holder if holder is not None else _owner(name, walk)
@@ -360,6 +363,16 @@ def _put_tensor(name: str, value: torch.Tensor, walk: Walk) -> None:
         return
     what = "is not there now" if there is None else f"has the shape {tuple(there.shape)} now, {tuple(value.shape)} then"
     raise Diverged(f"{name} {what}")
+
+
+def _put_new(there: Any, holder: nn.Module, key: str, value: torch.Tensor) -> None:
+    if key in holder._buffers:
+        holder._buffers[key] = value
+        return
+    new = holder._parameters[key] = nn.Parameter(value, there.requires_grad)
+    for optimizer in seams.made["optimizers"]:
+        for group in optimizer.param_groups:
+            group["params"] = [new if p is there else p for p in group["params"]]
 
 
 def _owner(name: str, walk: Walk) -> Any:
