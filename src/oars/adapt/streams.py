@@ -94,10 +94,11 @@ class _Torch(Stream):
     def __init__(self, name: str, generator: Any) -> None:
         super().__init__(name)
         self._get_state, self._set_state = generator.get_state, generator.set_state
-        self._numpy = sys.modules["torch"]._C.TensorBase.numpy  # the one that is not watched
+        self._size = generator.get_state().numel()
 
     def get(self) -> bytes:
-        return self._numpy(self._get_state()).tobytes()
+        state = self._get_state()
+        return ctypes.string_at(state.data_ptr(), self._size)
 
     def set(self, state: bytes) -> None:
         self._set_state(sys.modules["torch"].frombuffer(bytearray(state), dtype=sys.modules["torch"].uint8))

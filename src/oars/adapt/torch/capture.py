@@ -265,7 +265,7 @@ def _wanted(tensor: Any, at: str) -> bool:
         return False
     if tensor.nbytes <= LARGEST:
         return True
-    if tensor.grad_fn is not None or (at == "b" and id(tensor) in seams.last_batch):
+    if tensor.grad_fn is not None or (at == "b" and seams.in_last_batch(tensor)):
         return tensor.nbytes <= SOME
     known: Any = _known.get(id(tensor))
     return known is None or known[0]() is not tensor or known[1] != tensor._version

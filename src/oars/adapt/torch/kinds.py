@@ -20,10 +20,17 @@ from oars.adapt.torch.context import site
 from oars.adapt.torch.standin import StandIn, unsure
 
 _names: dict[Any, str] = {}
+_tensors: dict[Any, tuple] = {}
 
 
 def describe(value: Any) -> tuple:
     """The kind of a batch or a result."""
+    if type(value) is torch.Tensor:
+        key = (value.shape, value.dtype, value.device, value.requires_grad)
+        known = _tensors.get(key)
+        if known is None:
+            known = _tensors[key] = ("T", _name(key[1]), tuple(key[0]), _name(key[2]), key[3])
+        return known
     if isinstance(value, torch.Tensor):
         inner = getattr(value, "local", value)  # rows show the global shape
         return ("T", _name(inner.dtype), tuple(map(int, value.shape)), _name(inner.device), inner.requires_grad)

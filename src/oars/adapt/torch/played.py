@@ -60,7 +60,7 @@ def call(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
             for buffer in module.buffers():
                 standin.mark_stale(buffer)
         if kinds.needs_mould(kind) and module not in _moulds:
-            held = torch.utils._pytree.tree_map(standin._held, (args, kwargs))
+            held = standin.mapped(standin._held, (args, kwargs))
             out = _for_real(lambda: work(*held[0], **held[1]))
     if out is not None and kinds.needs_mould(kind):
         _moulds[module] = out
@@ -101,7 +101,11 @@ class _Grad:
             found = None if isinstance(tensor, StandIn) else _slot.__get__(tensor)
             if found is not None or tape.busy or not tape.playing or not tensor.requires_grad:
                 return found
-        return like(tensor) if seams.backwards > getattr(tensor, "_oars_cleared", 0) else None
+        if seams.backwards <= getattr(tensor, "_oars_cleared", 0):
+            return None
+        if not hasattr(tensor, "_oars_grad"):
+            tensor._oars_grad = like(tensor)
+        return tensor._oars_grad
 
     def __set__(self, tensor: Any, value: Any) -> None:
         tensor._oars_cleared = seams.backwards if value is None else -1
@@ -149,7 +153,7 @@ def unnumbered(inner: Any, iterator: Any) -> Any:
     if data is StopIteration or not kinds.same(kinds.describe(data), kind):
         raise Diverged(f"the loader at {site()} gives other batches than the first time")
     streams.play()
-    seams.handed_out(data)
+    seams.last_batch = data
     return data
 
 
@@ -235,7 +239,7 @@ class Batches:
         if tape.skips:
             data = kinds.build(kind, _moulds.get(self._loader))
         streams.play()
-        seams.handed_out(data)
+        seams.last_batch = data
         return data
 
     def _read(self, parts: list) -> Any:

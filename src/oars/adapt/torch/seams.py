@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +31,7 @@ made: dict[str, WeakKeyDictionary[Any, int]] = {  # in the order they were made
     kind: WeakKeyDictionary() for kind in ("optimizers", "schedulers", "scalers")}
 backwards = 0  # so far
 at_step: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # ``backwards`` at an optimizer's last step
-last_batch: dict[int, weakref.ref] = {}  # by id: the tensors of the batch the script is working on
+last_batch: Any = None  # the one the script is working on
 in_step = 0
 _main = threading.main_thread()
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -56,6 +55,18 @@ def _calling(inner: Any) -> Any:
         return _region(functools.partial(inner, self), self, args, kwargs)
 
     call.__doc__ = inner.__doc__
+    return call
+
+
+def _calling_plain(inner: Any) -> Any:
+    """The same for one rank, where ``inner`` is PyTorch's own: modules inside models pay nothing."""
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if tape.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return _region(functools.partial(inner, self), self, args, kwargs)
+
     return call
 
 
@@ -140,9 +151,11 @@ def _next_index(inner: Any) -> Any:
 
 def _nexting(inner: Any) -> Any:
     def next_(self: Any) -> Any:
+        global last_batch
         if tape.busy:
             return inner(self)
         boundary("b")
+        last_batch = None
         if tape.playing:
             return played.unnumbered(inner, self)
         tape.busy += 1
@@ -159,22 +172,22 @@ def _nexting(inner: Any) -> Any:
         tape.put_kind(b"q" if again else b"b", kinds.describe(data))
         if reads:
             streams.leave()
-        handed_out(data)
+        last_batch = data
         return data
 
     return next_
 
 
-def handed_out(data: Any) -> None:
-    """Remember the tensors of the batch the script is working on."""
-    last_batch.clear()
-    stack = [data]
+def in_last_batch(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to the batch that was handed out last."""
+    stack = [last_batch]
     while stack:
         x = stack.pop()
-        if isinstance(x, torch.Tensor):
-            last_batch[id(x)] = weakref.ref(x)
-        else:
+        if x is tensor:
+            return True
+        if not isinstance(x, torch.Tensor):
             stack += kinds.collate.children(x) or []
+    return False
 
 
 # ---- backward and steps ---------------------------------------------------------------------------------------------
@@ -264,6 +277,20 @@ def _stepped(step: Any) -> Any:
     return call
 
 
+def _scaling(scaler_step: Any) -> Any:
+    """A step by a GradScaler is over with the scaler's update: until then it holds what it found."""
+    @functools.wraps(scaler_step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global in_step
+        in_step += 1
+        try:
+            return scaler_step(*args, **kwargs)
+        finally:
+            in_step -= 1
+
+    return call
+
+
 def _counted(closure: Any) -> Any:
     @functools.wraps(closure)
     def call() -> Any:
@@ -289,7 +316,8 @@ def _registering(kind: str, init: Any) -> Any:
 
 def install(one_rank: bool) -> None:
     """Patch around what other parts of the adapter have patched already."""
-    nn.Module.__call__ = _calling(nn.Module.__call__)  # type: ignore[method-assign]
+    calling = _calling_plain if nn.Module.__call__ is nn.Module._wrapped_call_impl else _calling
+    nn.Module.__call__ = calling(nn.Module.__call__)  # type: ignore[method-assign]
     DataLoader.__iter__ = _beginning(DataLoader.__iter__)  # type: ignore[method-assign]
     _Iter._next_index, _Iter.__next__ = _next_index(_Iter._next_index), _nexting(_Iter.__next__)
     torch.autograd.backward = _backing(torch.autograd.backward)  # type: ignore[assignment]
@@ -308,5 +336,7 @@ def install(one_rank: bool) -> None:
     for name in ("vjp", "jvp", "linearize"):
         setattr(torch.func, name, _passed_over(getattr(torch.func, name)))
     torch.vmap = torch.func.vmap
+    torch.amp.GradScaler.step = _scaling(torch.amp.GradScaler.step)  # type: ignore[method-assign]
+    torch.amp.GradScaler.update = _stepped(torch.amp.GradScaler.update)  # type: ignore[method-assign]
     if one_rank:
         torch.compile = _compiling(torch.compile)  # type: ignore[assignment]

@@ -39,7 +39,7 @@ class Snapshots:
     """When and how; one per rank."""
 
     def __init__(self, gradients: Any) -> None:
-        self.gradients, self.pid = gradients, os.getpid()
+        self.gradients, self.pid, self.began = gradients, os.getpid(), time.time()
         plan = ctx.plan.get("snapshot") or {}
         self.seconds, self.steps_between = plan.get("seconds"), plan.get("steps")
         end = plan.get("end")
@@ -272,7 +272,8 @@ class Snapshots:
             tape.busy -= 1
         ctx.samples = 0
         record.resume(*header["recorded"])
-        record.event("resumed", step=record.steps, ranks=ctx.size, ranks_before=header["ranks"])
+        record.event("resumed", step=record.steps, ranks=ctx.size, ranks_before=header["ranks"],
+                     seconds=round(time.time() - self.began, 3))
         for where, what in standin.unsure.items():
             record.notice(f"before the snapshot, {where}: {what}; if a variable was computed from it, keep it with "
                           "oars.keep (docs/snapshots.md)")
