@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,8 @@ help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
+	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
+	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove what the others made"
 
@@ -29,6 +31,12 @@ lint: .venv/dev
 
 bench: .venv/run
 	@$(BIN)/python bench/table.py $(ARGS)
+
+bench-recovery: .venv/run
+	@$(BIN)/python bench/recovery.py $(ARGS)
+
+chaos: .venv/run
+	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 clean:
 	rm -rf .venv oars-runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

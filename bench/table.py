@@ -50,10 +50,10 @@ class Failed(Exception):
     """A run that gave no result."""
 
 
-def measure(command, threads):
+def measure(command, threads, settings=None):
     """Run a training in a folder of its own: what it says of itself, its wall time, what the run folder adds."""
     source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
-    env = {**os.environ, "PYTHONPATH": source}
+    env = {**os.environ, "PYTHONPATH": source, **(settings or {})}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     if "cuda" not in command:
@@ -245,6 +245,7 @@ def gpu(report, repeats, quick):
     common = ["--net", net, "--batch", str(batch), "--steps", "8" if quick else "20"]
     common += ["--device", "cuda", "--bf16", "--channels-last"]
     for kind, extra in (("eager", ["--warmup", "8"]), ("compiled", ["--warmup", "8", "--compile"])):
+        print(f"{time.strftime('%H:%M:%S')} ", end="", file=sys.stderr)
         sides = [([*oars(1), *common, *extra], None), ([*PLAIN, *common, *extra], None)]
         report.pair(f"{net} on the GPU, {kind}, bf16, 1 rank, against python", sides, repeats, 1.01)
 

@@ -37,6 +37,8 @@ def oars(folder: Path, *args: str, env: dict[str, str] = ENV) -> subprocess.Comp
      "there is already a run named taken (oars-runs/taken): choose another --name or remove that folder"),
     (["run", "--scale-lr", "sqrt", "train.py"], "--scale-lr is for the larger batch of --batch keep; with --batch split"
      " the batch, and so the learning rate, stay the script's own"),
+    (["run", "--stall", "soon", "train.py"], "argument --stall: soon is no number of seconds: 0 or more; see oars run "
+     "--help"),
     (["verify", "--steps", "0", "train.py"], "argument --steps: 0 is no number of steps: 1 or more; see oars verify "
      "--help"),
     (["verify", "-n", "1", "train.py"], "verify compares one rank with several: use -n 2 or more"),

@@ -77,12 +77,14 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
         "snapshot": snapshot_plan(args.snapshot),
+        "stall": args.stall,
+        "on_stall": args.on_stall,
     }
 
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--steps", "--snapshot"}
+    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--stall", "--on-stall", "--steps", "--snapshot"}
     if argv[:1] == ["resume"]:  # it knows its script
         return argv, None
     at = 1
@@ -103,6 +105,17 @@ def count_of(things: str) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
         return int(text)
     return count
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that is a time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: 0 or more")
+    return value
 
 
 def parser() -> Parser:
@@ -130,6 +143,11 @@ def parser() -> Parser:
                      help="BatchNorm takes each rank's own statistics (the default with --batch keep)")
     run.add_argument("--share-gpus", action="store_true", help="allow more ranks than GPUs")
 
+    run.add_argument("--stall", type=seconds, default=60.0, metavar="SECONDS",
+                     help="say which rank the others wait for when they have waited this long (default: 60; 0: never)")
+    run.add_argument("--on-stall", choices=("report", "drop", "abort"),
+                     help="then only report it, drop that rank, or stop the run (default: report, and drop after five "
+                     "more such periods if the rank shows no sign of life)")
     _snapshot(run)
 
     again = verb("resume", "go on with a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)

@@ -23,7 +23,7 @@ def install(world: Any) -> None:
     pid, main = os.getpid(), threading.main_thread()
 
     def agreed(name: str, clock: Any) -> Any:
-        one = clock if world is None else lambda: world.broadcast(clock())
+        one = clock if world is None else lambda: world.broadcast(clock)
 
         @functools.wraps(clock)
         def read() -> Any:

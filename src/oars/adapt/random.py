@@ -340,9 +340,10 @@ def _same(a: Any, b: Any) -> bool:
     return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
 
 
-def state() -> dict[str, Any]:
-    """The common streams as they stand, for another rank to ``restore``."""
-    return {name: stream.get_state() for name, stream in _streams()}
+def state(only_torch: bool = False) -> dict[str, Any]:
+    """The common streams as they stand, to ``restore`` them here or on another rank."""
+    left_out = ("python", "numpy") if only_torch else ()
+    return {name: stream.get_state() for name, stream in _streams() if name not in left_out}
 
 
 def restore(states: dict[str, Any]) -> None:

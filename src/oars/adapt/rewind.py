@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt import files
-from oars.adapt.files import real
+from oars.adapt.files import held, patches, real
 from oars.adapt.files.view import GONE, TEMPORARY, THROUGH
 
 _made: set[str] = set()  # files and folders that were not there before the run
@@ -186,63 +186,32 @@ def trouble() -> str:
     return ""
 
 
-def end(voice: bool, many: bool, folder: Path, told: dict[str, Any]) -> None:
+def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
     """The snapshot's place: throw the overlay away; the voice's files are real from here on."""
     flush()
     overlay = _overlay()
-    if voice:
-        for path, length in told["appended"].items():
-            if path not in told["opened"]:
-                _cut(path, length, folder)
-        for fd, path in _writing():
-            if path.startswith(overlay.tree + "/"):
-                _reopen(fd, path, path.removeprefix(overlay.tree), told["opened"], folder)
-    for place, names in list(overlay._mine.items()):
-        for name, own in list(names.items()):
-            if own not in (THROUGH, TEMPORARY):
-                overlay.mark(f"{place}/{name}", None)
-    shutil.rmtree(overlay.tree, ignore_errors=True)
-    real.mkdir(overlay.tree)
-    overlay._places.clear()
-    if voice:
-        overlay.through = ("/",)
+    with overlay.gate.alone():  # no thread and no loader worker changes files meanwhile
+        if voice:
+            for path, length in told["appended"].items():
+                if path not in told["opened"]:
+                    _cut(path, length, folder)
+            for fd, path in _writing():
+                if path.startswith(overlay.tree + "/"):
+                    _reopen(fd, path, path.removeprefix(overlay.tree), told["opened"], folder)
+        for place, names in list(overlay._mine.items()):
+            for name, own in list(names.items()):
+                if own not in (THROUGH, TEMPORARY):
+                    overlay.mark(f"{place}/{name}", None)
+        held.clear(overlay.tree, keep=held.paths(overlay.tree))
         overlay._places.clear()
-        if many:
-            _tell_the_others(overlay)
+        if voice:
+            to_be = overlay.voice_to_be()
+            to_be.speak()
+            overlay.act_as(to_be)
+            patches.switch_to_voice(to_be)
+    if voice:
         watch(folder)
     speak()
-
-
-def _tell_the_others(overlay: Any) -> None:
-    """The voice keeps the originals of what it changes from here on, as it does in any run of several ranks."""
-    from oars.adapt.files import patches
-    from oars.adapt.files.voice import Voice
-
-    shared = overlay._kept.removesuffix("/kept/")
-    voice = Voice(shared, overlay._ledger, [*files._same_for_all([shared]), overlay.root + "/"])
-    held = patches.real
-    patches.real = _Layered(held, os.open, io.open)  # type: ignore[assignment]
-    try:
-        patches.install_voice(voice)
-    finally:
-        patches.real = held
-    to_write = overlay.to_write
-
-    def told_first(path: Any, empty: bool) -> str:
-        voice.writing(path, empty=empty)
-        return to_write(path, empty)
-
-    overlay.to_write = told_first
-
-
-class _Layered:
-    """The real functions, but for two: the voice's open goes over the overlay's, which lets everything through."""
-
-    def __init__(self, plain: Any, opened: Any, opened_file: Any) -> None:
-        self._plain, self.open, self.open_file = plain, opened, opened_file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
 
 
 def _reopen(fd: int, mirror: str, path: str, opened: dict[str, Any], folder: Path) -> None:

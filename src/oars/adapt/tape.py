@@ -14,7 +14,7 @@ letter what the script did                           letter what belongs to othe
 f i I  read a float, an int, a large int             k K    a new kind's description, counted from 0; one used once
 t n j  read True, False, another value               g      where a random stream stood, before it was drawn from
 a L    read an array; one too large to record
-b q e  got a batch; got it again; loader's end
+b e    got a batch; came to a loader's end
 c x    called a model; one that failed
 s o    made an optimizer step; a closure's call in it
 T N    asked for the time (float, nanoseconds)
@@ -34,13 +34,13 @@ from typing import Any
 
 _open = os.open  # the script's is watched
 FOLDER = "snapshots"  # in the run folder
+REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # in the run folder, see oars.run.asking
 LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
 _IN_MEMORY = 1 << 26  # bytes held back while the disk is full
 _LONG_KIND, _MANY_KINDS = 1000, 20_000
 _MAGIC = b"OARSTAPE1\n"
-_DID = {**dict.fromkeys("fiItnjaL", "read a value"), "b": "got a batch", "q": "got a batch again",
-        "e": "came to the end of a loader",
+_DID = {**dict.fromkeys("fiItnjaL", "read a value"), "b": "got a batch", "e": "came to the end of a loader",
         "c": "called a model", "x": "called a model that failed", "s": "made an optimizer step",
         "o": "called an optimizer's closure", "T": "asked for the time", "N": "asked for the time"}
 
@@ -177,6 +177,8 @@ class Tape:
     def become_voice(self) -> None:
         """The voice died: write from here on, and again what it may not have come to write."""
         self.voice = True
+        if self.playing:
+            return
         try:
             self._write(self._before[1], self._before[0])
         except OSError as error:

@@ -19,11 +19,10 @@ class Nccl:
 
         dist: Any = torch_distributed
 
-        address: Any = None
+        store: Any = None
         if world.rank == 0:
             store = dist.TCPStore(socket.gethostname(), 0, world.size, is_master=True, wait_for_workers=False)
-            address = (socket.gethostname(), store.port)
-        host, port = world.broadcast(address)
+        host, port = world.broadcast(lambda: (socket.gethostname(), store.port))
         if world.rank:
             store = dist.TCPStore(host, port, world.size, is_master=False)
         self._store = store

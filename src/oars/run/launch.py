@@ -74,12 +74,25 @@ def require_mpirun() -> tuple[Path, str]:
     return mpirun, version
 
 
-def mpirun_command(mpirun: Path, version: str, ranks: int, cores: int) -> list[str]:
-    """mpirun with the flags for ``ranks`` ranks on this host, up to the program."""
+def survives(version: str) -> bool:
+    """Whether ranks under this MPI outlive each other: Open MPI from 5 on has ULFM."""
+    found = re.search(r"Open MPI\) (\d+)", version)
+    return found is not None and int(found[1]) >= 5 and not told_not_to_survive()
+
+
+def told_not_to_survive() -> bool:
+    """``OARS_SURVIVE=0``: a death ends the run, as where MPI has no ULFM (to compare with, and for tests)."""
+    return os.environ.get("OARS_SURVIVE") == "0"
+
+
+def mpirun_command(plan: dict[str, Any]) -> list[str]:
+    """mpirun with the flags for a plan's ranks on this host, up to the program."""
+    mpirun, version, ranks, cores = plan["mpirun"], plan["mpi"], plan["ranks"], plan["cores"]
     if "Open MPI" not in version and "OpenRTE" not in version:
-        return [str(mpirun), "-n", str(ranks)]
-    command = [str(mpirun), "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
-    command += ["--mca", "osc", "^ucx"]  # silences a spurious error about shared windows
+        return [mpirun, "-n", str(ranks)]
+    command = [mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+    if plan["survives"]:
+        command += ["--with-ft", "ulfm", "--mca", "coll", "^han"]  # with han a death between hosts hangs the living
     command += ["--mca", "btl", "^ofi"]  # on one host it carries nothing and takes a second to find that out
     if os.getuid() == 0:
         command.append("--allow-run-as-root")

@@ -9,13 +9,17 @@ ends all ranks when one exits with a code, so the code travels by file and the p
 from __future__ import annotations
 
 import atexit
+import errno
+import io
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from oars.adapt import files
 from oars.adapt.tape import Diverged, tape
 from oars.run.launch import RANK_VARIABLES
 from oars.run.plan import available_cores, error_file
@@ -23,6 +27,7 @@ from oars.run.record import Record
 from oars.run.script import print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
+from oars.run.survive import Survivor
 
 _exit = os._exit  # the script's is watched, see watch_exit
 
@@ -34,15 +39,18 @@ def main() -> None:
     rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
     local_rank = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")) if many else 0
     redirect_output(folder, rank, plan)
+    _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
         take_cores(local_rank, plan)
         if plan["gpus"]:
             os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
-        world = join(folder, plan, rank)
+        stdin = os.environ.pop(STDIN_VARIABLE)
+        world, hosts = join(folder, plan, rank, stdin)
     hide_ranks(plan)
-    record = Record(folder, voice=rank == 0, world=world)
-    ends = Ends(folder, rank, record, world, folder / error_file(rank, plan))
+    record = Record(folder, voice=world is None or world.rank == 0, world=world)
+    survivor = Survivor(folder, plan, world, hosts, record, stdin) if many and plan["survives"] else None
+    ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
@@ -78,8 +86,31 @@ def redirect_output(folder: Path, rank: int, plan: dict[str, Any]) -> None:
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(file, fd)
         os.close(file)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.stderr.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    sys.stdout = sys.__stdout__ = _text_to(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text_to(2, sys.stderr)  # type: ignore[misc]
+
+
+class _Log(io.FileIO):
+    """A rank's log. On a full disk its lines are lost, and the training goes on: that the log is ours is our doing."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
+    raw = _Log(fd, "w", closefd=False)
+    raw.name = old.name
+    text = io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, old.errors, line_buffering=True,
+                            write_through=fd == 2)
+    text.mode = "w"  # type: ignore[misc]
+    return text
 
 
 def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
@@ -90,23 +121,42 @@ def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
         os.sched_setaffinity(0, cores[start:end])
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int) -> Any:
-    """Start MPI; ranks that do not find each other have an mpirun of another MPI than mpi4py's."""
-    stdin = os.environ.pop(STDIN_VARIABLE)
+def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any, dict[int, str]]:
+    """Start MPI, and know all ranks' hosts; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0:
         take_stdin(stdin)
-    from oars.engine.world import World
+    import mpi4py
 
-    world = World.over_mpi(patient=plan["ranks"] > plan["cores"])
-    if world.size != plan["ranks"]:
-        from mpi4py import MPI
+    mpi4py.rc.finalize = not plan["survives"]  # after a death MPI's own end may hang; see Ends.last
+    from oars.engine.board import Board
+    from oars.run import stacks
 
+    board = Board.open(folder / "board", rank)
+    stacks.answer(folder, rank, board.supervisor)
+    board.enter("start")
+    from mpi4py import MPI
+
+    from oars.engine.world import RankLost, World
+
+    try:
+        world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
+    except MPI.Exception:
+        if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise
+    if world.size != plan["ranks"] and world.era == 0:
         library = MPI.Get_library_version().partition(",")[0].strip()
         _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
+    while True:
+        try:
+            hosts = dict(world.allgather((world.origin, socket.gethostname())))
+            break
+        except RankLost:
+            world.adopt()
     share_stdin(world, plan["stdin_tty"])
-    return world
+    return world, hosts
 
 
 def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:
@@ -116,7 +166,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
     verified, snapshots = "stop_after" in plan, plan.get("snapshot") is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
-        from oars.adapt import clock, files, random, rewind
+        from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
         clock.install(world)
@@ -157,8 +207,9 @@ class Alone:
 class Ends:
     """How a rank ends, written down for the supervisor, whichever way the script chooses."""
 
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path) -> None:
-        self.folder, self.rank, self.record, self.world = folder, rank, record, world
+    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path,
+                 survivor: Survivor | None) -> None:
+        self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
 
     def watch(self) -> None:
@@ -166,6 +217,7 @@ class Ends:
         os._exit = self.hard_exit  # type: ignore[assignment]
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.interrupt)
+        _reserve(self.folder, f"exit-{self.rank}.json")
         _write(self.folder, f"pid-{self.rank}", self.pid)
 
     def interrupt(self, number: int, frame: Any) -> None:
@@ -212,6 +264,10 @@ class Ends:
         if os.getpid() == self.pid:
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
+            files.close()
+            if self.survivor is not None and code == 0:
+                self.survivor.leave()
+                _exit(0)
             if self.world is not None and code == 0:
                 from mpi4py import MPI
 
@@ -221,7 +277,16 @@ class Ends:
     def last(self) -> None:
         """After the script's atexit handlers."""
         if os.getpid() == self.pid:
-            self.record.close()
+            if self.survivor is None:
+                self.record.close()
+            else:  # without MPI's own end, which may wait for the dead
+                self.survivor.leave()
+                for stream in (sys.stdout, sys.stderr):
+                    try:
+                        stream.flush()
+                    except (OSError, ValueError):
+                        pass
+                _exit(0)
 
 
 def _last_line(error: BaseException) -> str:
@@ -249,10 +314,20 @@ def _leave_child(code: int) -> None:
 def _write(folder: Path, name: str, value: Any) -> None:
     """Write a small file that appears whole, past any patched file functions."""
     part = folder / f".{name}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.write(fd, json.dumps(value).encode())
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, json.dumps(value).ljust(_RESERVED).encode())
     os.close(fd)
     os.replace(part, folder / name)
+
+
+_RESERVED = 64  # bytes
+
+
+def _reserve(folder: Path, name: str) -> None:
+    """Room for a file that must be written though the disk is full by then."""
+    fd = os.open(folder / f".{name}.part", os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, b" " * _RESERVED)
+    os.close(fd)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Record:
         self.voice = voice
         self.steps = 0
         self.samples = 0
+        self.losses = 0  # ranks that died
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
@@ -33,8 +35,11 @@ class Record:
         self._said: set[str] = set()
         self._pid = os.getpid()
         self._pending: list[tuple[int, Any, int, float, float]] = []
+        self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
+        self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
+        self._loss_at: float | None = None  # when a rank was lost, until the next step is done
         self._flush_at = 0.0
-        self._file: Any = None
+        self._full = False  # the disk
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
         self._resumed_at = 0  # samples
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
@@ -46,14 +51,54 @@ class Record:
             return
         self.steps += 1
         self.samples += samples
-        if not self.voice:
-            return
         if loss is not None and not isinstance(loss, float):
             loss = _frozen(loss)
         now = time.time()
-        self._pending.append((self.steps, loss, samples, now, self._world.seconds if self._world is not None else 0.0))
+        exchange = self._world.seconds if self._world is not None else 0.0
+        if self._first_step is None:
+            self._first_step = (now, exchange, samples)
+        self._last_step = (now, exchange)
+        if self._loss_at is not None:
+            self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
+            self._loss_at = None
+        if not self.voice:
+            self._recent.append((self.steps, loss, samples, now, exchange))
+            return
+        self._pending.append((self.steps, loss, samples, now, exchange))
         if now >= self._flush_at:
             self.flush()
+
+    def lost(self, ranks: list[int], hosts: list[str], phase: str, left: int) -> None:
+        """Ranks died and the others go on: the step under way is done again."""
+        self.losses += len(ranks)
+        if self._loss_at is None:
+            self._loss_at = time.time()
+        self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1)
+
+    def lost_step(self, samples: int, reason: str) -> None:
+        """A step could not be done again after a loss."""
+        self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
+        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is passed over: {reason}")
+
+    def become_voice(self) -> None:
+        """The voice died: go on writing where it stopped, steps it had not written yet included."""
+        self.voice = True
+        path = self.folder / "metrics.jsonl"
+        last = 0
+        if path.exists():
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.truncate(path, whole)
+            lines = data[:whole].splitlines()
+            last = json.loads(lines[-1])["step"] if lines else 0
+        self._pending = [step for step in self._recent if step[0] > last]
+        self._recent.clear()
+        self.flush()
+        events = self.folder / "events.jsonl"
+        told = events.read_text().splitlines() if events.exists() else []
+        known = {rank for line in told if line.endswith("}") for rank in json.loads(line).get("ranks", ())}
+        self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
     def notice(self, text: str) -> None:
         """Tell the user one line, once per distinct text."""
@@ -62,8 +107,7 @@ class Record:
             if self.played:
                 return
             self.event("notice", text=text)
-            if self.voice:
-                print(f"oars: {text}", file=sys.__stderr__, flush=True)
+            print(f"oars: {text}", file=sys.__stderr__, flush=True)  # every rank has its own; the voice's is shown
 
     def gather(self, site: str, seconds: float, nbytes: int) -> None:
         """Rows were gathered at ``site`` (``file:line operation``)."""
@@ -74,14 +118,32 @@ class Record:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to ``events.jsonl``."""
+        line = json.dumps({"time": time.time(), "event": kind, **fields}) + "\n"
         if self.voice:
-            with open(self.folder / "events.jsonl", "a") as f:
-                f.write(json.dumps({"time": time.time(), "event": kind, **fields}) + "\n")
+            self._write_events([line])
+        elif kind == "lost":
+            self._losses.append((fields["ranks"], line))
+
+    def _write_events(self, lines: list[str]) -> None:
+        self._append("events.jsonl", "".join(lines))
+
+    def _append(self, name: str, text: str) -> None:
+        """Add to a file of the run folder. A full disk costs these lines, not the training."""
+        try:
+            fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(fd, text.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if not self._full:
+                self._full = True
+                self.notice(f"cannot write {self.folder / name}: {error.strerror}; the training goes on without it")
 
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
         self.interrupted, self.taken = False, True
-        mark = self.folder / f"interrupted-{self._world.rank if self._world is not None else 0}"
+        mark = self.folder / f"interrupted-{self._world.origin if self._world is not None else 0}"
         mark.touch()
         raise KeyboardInterrupt
 
@@ -104,8 +166,6 @@ class Record:
         for step, loss, samples, now, exchange in pending:
             rate: float | None = None
             share: float | None = None
-            if self._first_step is None:
-                self._first_step = (now, exchange, samples)
             if self._last is not None and now > self._last[0]:
                 seconds = now - self._last[0]
                 rate, share = samples / seconds, (exchange - self._last[1]) / seconds
@@ -114,11 +174,7 @@ class Record:
                 f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
                 f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}}}\n'
             )
-        self._last_step = self._last or (0.0, 0.0)
-        if self._file is None:
-            self._file = open(self.folder / "metrics.jsonl", "a")
-        self._file.write("".join(lines))
-        self._file.flush()
+        self._append("metrics.jsonl", "".join(lines))
 
     def close(self) -> None:
         """Write what the closing line needs."""
@@ -133,6 +189,7 @@ class Record:
             rate = counted / seconds
         summary = {
             "ranks": self._world.size if self._world is not None else 1,
+            "losses": self.losses,
             "steps": self.steps,
             "samples": self.samples,
             "seconds": seconds,
@@ -143,7 +200,8 @@ class Record:
                 for site, (times, spent, nbytes) in self.gathers.items()
             ],
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self._append("summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 def _frozen(loss: Any) -> Any:

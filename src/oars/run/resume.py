@@ -14,10 +14,11 @@ from typing import Any
 
 from oars.adapt.snapshot_file import newest, read
 from oars.adapt.tape import FOLDER, read_tape
+from oars.run.asking import take_lock
 from oars.run.plan import UsageError, make_plan, snapshot_plan
 from oars.run.run import add_mpi, finish, start
 from oars.run.screen import complain
-from oars.run.supervise import MARKS, Supervisor, sweep, take_lock
+from oars.run.supervise import MARKS, Supervisor, sweep
 
 
 def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
@@ -68,7 +69,7 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
     again = snapshot_plan(period)
     if period is None and again is not None:
         again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
-    kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus")}
+    kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 

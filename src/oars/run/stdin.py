@@ -80,6 +80,10 @@ class _Shared(io.RawIOBase):
         if os.getpid() != self._pid:  # a forked child is alone
             data = os.read(0, len(buffer))
         else:
-            data = self._world.broadcast(os.read(0, len(buffer)) if self._world.rank == 0 else None)
+            data = self._world.broadcast(lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
         return len(data)
+
+    def _read(self, size: int) -> bytes:
+        self._world.board.enter("input")  # a user who takes his time is no stall
+        return os.read(0, size)

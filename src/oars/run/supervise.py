@@ -7,20 +7,20 @@ session of their own, so that the terminal's Ctrl-C reaches only this process, w
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from oars.adapt.tape import FOLDER
-from oars.run import launch
+from oars.run import launch, stall
+from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
@@ -32,11 +32,9 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
-TAKES_A_SNAPSHOT = 25.0  # after SIGTERM: schedulers give 30 s or more before they kill
-
-
-REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # see oars.adapt.torch.snapshots
-MARKS = re.compile(rf"(pid|interrupted)-\d+$|exit-\d+\.json$|({REQUEST}|{DONE}|{RESUMED})$")
+STARTS = 3  # how often ranks are started when some die before the script has begun
+MARKS = re.compile(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+                   rf"|({REQUEST}|{DONE}|{RESUMED})$")
 
 
 class Supervisor:
@@ -46,24 +44,30 @@ class Supervisor:
                  lock: int | None = None) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
         self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
+        self.stall = stall.Watch(folder, plan, self.screen)
+        self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
         self.seen: set[str] = set()
+        self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
         self.lock = take_lock(folder) if lock is None else lock
-        self.leaving: float | None = None  # since when the ranks are to take a snapshot and stop
 
     def run(self) -> int:
         """Run to the end and return the exit code; errors have been shown, the closing line has not."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.signal(number, lambda got, frame: self.signals.append(got)) for number in caught}
         try:
-            self._start()
-            self._watch()
+            for _ in range(STARTS):
+                self._start()
+                if not self._watch():
+                    break
             self.screen.update(to_the_end=True)
             self.screen.erase()
+            if full(self.folder):
+                self.screen.say(f"the disk is full: what ranks printed and measured may be cut short in {self.folder}")
             return self._verdict()
         except BrokenPipeError:  # nobody reads our output any more: as `python train.py | head` ends
             self._kill_all()
@@ -75,6 +79,7 @@ class Supervisor:
         finally:
             if self.stdin is not None:
                 self.stdin.close()
+            self.stall.close()
             for name in os.listdir(self.folder):
                 if MARKS.match(name):
                     os.unlink(self.folder / name)
@@ -90,15 +95,16 @@ class Supervisor:
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
-        mpirun = launch.mpirun_command(Path(self.plan["mpirun"]), self.plan["mpi"], self.ranks, self.plan["cores"])
+        mpirun = launch.mpirun_command(self.plan)
+        self.stall.start()
         self.stdin = StdinServer()
         env[STDIN_VARIABLE] = self.stdin.path
         with open(self.folder / "mpirun.log", "ab") as log:
             self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
 
-    def _watch(self) -> None:
-        """Until the ranks are gone: show the voice, look for failures, obey signals."""
+    def _watch(self) -> bool:
+        """Until the ranks are gone: show the voice, look for failures, obey signals. Should they be started again?"""
         assert self.process is not None
         interrupted_at: float | None = None
         looked_at = 0.0
@@ -113,44 +119,68 @@ class Supervisor:
             self.screen.update()
             now = time.monotonic()
             if now - looked_at >= 0.1 or self.signals:
-                looked_at, self.seen = now, set(os.listdir(self.folder))
+                looked_at = now
+                self._look()
             while self.signals:
                 number = self.signals.pop(0)
-                if number == signal.SIGUSR1 or (number == signal.SIGTERM and self.leaving is None):
-                    if self._ask(stop=number == signal.SIGTERM):
-                        continue
-                    if number == signal.SIGUSR1:
+                if number == signal.SIGUSR1:
+                    if not self.snapshots.ask(stop=False):
                         self.screen.say("no snapshot yet: the script has made no optimizer step")
-                        continue
+                    continue
+                if number == signal.SIGTERM and self.snapshots.leaving is None and self.snapshots.ask(stop=True):
+                    self.stopped_by = number
+                    continue
                 if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
                     self.stopped_by = self.stopped_by or number
                     return self._kill_all()
                 interrupted_at, self.stopped_by = now, number
                 self._interrupt()
-            if self.leaving is not None and (DONE in self.seen or now - self.leaving > TAKES_A_SNAPSHOT):
+            if self.snapshots.answered(now, self.seen):
                 return self._kill_all()
             if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
                 return self._kill_all()
-            if self._failed_for(now):
+            if self._failed_for(now) or self.stall.look(now, self.seen):
                 return self._kill_all()
+            if self._died_at_start():
+                return self._start_over()
         if end is not None:
             os.close(end)
+        self._look()
+        return self._died_at_start() and not self.stopped_by and not _errors(self.folder, self.seen) \
+            and self._start_over()
 
-    def _ask(self, stop: bool) -> bool:
-        """Ask the ranks for a snapshot; False if they cannot take one yet."""
-        if not (self.folder / FOLDER).is_dir() or self.plan.get("snapshot") is None:
+    def _died_at_start(self) -> bool:
+        """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
+        if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
-        if "resume" in self.plan and not (self.folder / RESUMED).exists():
-            return False  # it has not come to where it was: the snapshot it goes on from is still the newest
-        part = self.folder / ".snapshot-now.part"
-        part.write_text("stop" if stop else "go")
-        os.replace(part, self.folder / REQUEST)
-        if stop:
-            self.leaving, self.stopped_by = time.monotonic(), signal.SIGTERM
+        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")):
+            return False
+        self.begun = any(name.startswith("pid-") for name in os.listdir(self.folder))  # looked at after the death
+        return not self.begun
+
+    def _start_over(self) -> bool:
+        """Nothing of the script has run: begin again."""
+        self._kill_all()
+        for name in os.listdir(self.folder):
+            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name) and not (
+                    "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
+                os.unlink(self.folder / name)
+        self.screen.begin()
+        self.screen.say("a rank died while the ranks were starting: they are started again")
         return True
 
+    def _look(self) -> None:
+        """What ranks have left in the run folder; if the voice is lost, follow the next."""
+        self.seen = set(os.listdir(self.folder))
+        if self.screen.voice not in (living := self._living()) and living:
+            self.screen.follow(living[0])
+
     def _all(self, pattern: str) -> bool:
-        return all(pattern.format(rank) in self.seen for rank in range(self.ranks))
+        return all(pattern.format(rank) in self.seen for rank in self._living())
+
+    def _living(self) -> list[int]:
+        """The ranks that nobody has called lost."""
+        return [rank for rank in range(self.ranks) if f"lost-{rank}" not in self.seen]
 
     def _failed_for(self, now: float) -> bool:
         """Whether a rank has failed long enough ago that the others must go."""
@@ -173,8 +203,8 @@ class Supervisor:
             except (OSError, ValueError):
                 pass
 
-    def _kill_all(self) -> None:
-        """No process of this run is left when this returns."""
+    def _kill_all(self) -> bool:
+        """No process of this run is left when this returns (False: nor is one to be started)."""
         process = self.process
         if process is not None and process.poll() is None:
             process.terminate()
@@ -185,18 +215,23 @@ class Supervisor:
                 process.kill()
                 process.wait()
         sweep(self.folder)
+        return False
 
     def _verdict(self) -> int:
         """The exit code, having said why."""
         assert self.process is not None
-        seen = set(os.listdir(self.folder))
+        seen = self.seen = set(os.listdir(self.folder))
         exits, errors = _exits(self.folder, seen), _errors(self.folder, seen)
+        living = self._living()
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
-        if self.stopped_by == signal.SIGTERM and (self.folder / FOLDER).is_dir():
-            self._say_kept(seen)
-        orderly = len(exits) == self.ranks and self.process.returncode in (0, exits.get(0))
+        if self.stopped_by == signal.SIGTERM:
+            self.snapshots.say_kept()
+        if self.stall.aborted:
+            return stall.ABORTED
+        told = {rank: code for rank, code in exits.items() if rank in living}
+        orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -204,24 +239,11 @@ class Supervisor:
         if errors:
             self._show_error(errors)
             return exits.get(min(errors), 1) or 1
-        if orderly and not any(exits.values()):
+        if orderly and not any(told.values()):
             return 0
-        if exits.get(0) and orderly:
-            return exits[0]
-        return self._explain(exits, seen)
-
-    def _say_kept(self, seen: set[str]) -> None:
-        """What a run that was told to end has left to go on from."""
-        kept = sorted((self.folder / FOLDER).glob("*.snap"))
-        done = _read(self.folder / DONE) if DONE in seen else ""
-        if done:
-            self.screen.say(f"snapshot of step {done} kept, go on with: oars resume {self.folder.name}")
-        elif kept:
-            new = "no new snapshot could be taken; " if self.leaving is not None else ""
-            self.screen.say(f"{new}go on from the snapshot of step {int(kept[-1].stem)} with: "
-                            f"oars resume {self.folder.name}")
-        elif self.leaving is not None:
-            self.screen.say("no snapshot could be taken")
+        if orderly and told[living[0]]:
+            return told[living[0]]
+        return self._explain(told, seen)
 
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
         """A traceback, once: the voice's own is on the screen already."""
@@ -263,17 +285,10 @@ class Supervisor:
         return 128 + number
 
 
-def take_lock(folder: Path) -> int:
-    """One supervisor per run folder: the lock is on the folder itself, and goes with the process."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UsageError(f"{folder} is still going: another oars holds it") from None
-    except OSError:  # a file system that locks no folders (NFS)
-        pass
-    return fd
+def full(folder: Path) -> bool:
+    """Whether there is no room for another line."""
+    there = os.statvfs(folder)
+    return there.f_bavail * there.f_frsize < 65536
 
 
 def sweep(folder: Path) -> None:
@@ -296,6 +311,24 @@ def _processes() -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     except OSError:
         return []
+
+
+def _alive(pid_file: Path) -> bool:
+    """Whether the process that wrote its number here is there; one on another host is taken to be."""
+    try:
+        host, pid = json.loads(pid_file.read_text())
+        return host != socket.gethostname() or _state(pid) not in ("Z", "X", "")
+    except (OSError, ValueError):
+        return True  # being written
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for a process's state, an empty string if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -29,6 +29,9 @@ All of ``os.path``, ``pathlib``, ``shutil``, ``glob``, ``gzip``, ``zipfile``, ``
 and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, ``/proc``, ``/sys``, descriptors,
 compiler caches and the run folder are the same for all. Not caught: files that other programs write (they are
 seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time by the voice.
+
+When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real,
+``held.py`` takes along what it has open, and the replacements above act as the voice's from then on.
 """
 
 from __future__ import annotations
@@ -44,10 +47,11 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from oars.adapt.files import outside, patches, real
+from oars.adapt.files import held, outside, patches, real
 from oars.adapt.files.imports import when_imported
 from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
+from oars.adapt.files.promotion import Promotion
 from oars.adapt.files.voice import Voice
 
 _side: Voice | Overlay | None = None
@@ -61,17 +65,61 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
     ledger = Ledger(shared + "/ledger")
     through = _same_for_all([shared, str(shared_dir), *map(str, same_for_all)])
     if voice:
-        _side = Voice(shared, ledger, through)
+        _side = Voice(str(rank), shared, ledger, tuple(through))
         patches.install_voice(_side)
     else:
         _remove_orphans()
         root = real.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
-        _side = Overlay(root, shared, ledger, [*through, root + "/"])
+        _side = Overlay(str(rank), root, shared, ledger, [*through, root + "/"], _follow)
         atexit.register(close)
         patches.install_overlay(_side)
     redirect = outside.redirect_for(_side)
     when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
     when_imported("h5py", lambda module: outside.patch_h5py(module, redirect))
+
+
+def promote() -> None:
+    """The voice has died: make real what this rank has written and be the voice. Does nothing on the voice itself.
+
+    OSError (a full disk) names the file that could not be made real. Then the overlay stays, whole, also after the
+    process has ended, and ``promote`` can be called again.
+    """
+    overlay = _side
+    if not isinstance(overlay, Overlay) or overlay.voice is not None:
+        return
+    with overlay.gate.alone():  # no thread and no loader worker changes files meanwhile
+        voice = overlay.voice_to_be()
+        try:
+            voice.speak()
+            promotion = Promotion(overlay, voice)
+            promotion.run()
+            was_open = held.paths(overlay.tree)
+            _be(voice, overlay)
+        except OSError as error:
+            overlay.keep()
+            text = f"{error.strerror} (what this rank has written is kept in {overlay.tree})"
+            raise OSError(error.errno, text, error.filename) from error
+        overlay.keep(False)
+        if overlay.gate.forked:  # workers may have files open in the mirror, until they hear of this
+            promotion.catch_up()
+        else:  # SQLite looks for its files under the names it was given
+            held.clear(overlay.tree, keep=was_open)
+
+
+def _follow() -> None:
+    """In a process forked from a rank that has become the voice: be it too."""
+    overlay = _side
+    assert isinstance(overlay, Overlay)
+    voice = overlay.voice_to_be()
+    if overlay.speaker != overlay.token:  # and has died since
+        real._exit(1)
+    _be(voice, overlay)
+
+
+def _be(voice: Voice, overlay: Overlay) -> None:
+    held.follow(overlay.tree)
+    overlay.act_as(voice)
+    patches.switch_to_voice(voice)
 
 
 def patch_torch(torch: ModuleType) -> None:
@@ -104,7 +152,9 @@ def close() -> None:
     overlay = _side
     if not isinstance(overlay, Overlay) or os.getpid() != overlay.pid:  # the voice, or a forked child
         return
-    for path in overlay.temporaries():
+    if os.path.lexists(overlay.root + "/keep"):
+        return
+    for path in overlay.temporaries():  # none once it is the voice: then they are the script's to remove
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             real.unlink(path)
@@ -118,6 +168,8 @@ def _remove_orphans() -> None:
     for root in Path(tempfile.gettempdir()).glob("oars-*"):
         with contextlib.suppress(OSError):
             if time.time() - real.lstat(root).st_mtime < 60:  # perhaps just being made
+                continue
+            if os.path.lexists(root / "keep"):  # the last copy of what a run has written
                 continue
             with real.open_file(root / "journal", "rb") as journal:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)

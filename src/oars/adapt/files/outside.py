@@ -14,21 +14,25 @@ from typing import Any
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.voice import LIMIT, Voice
 
-Redirect = Callable[[Any, str], str]  # (path, "r" | "w" | "a") -> the real path to open
+Redirect = Callable[[Any, str], str]  # (path, "r" | "w" | "a", or "?": may appear) -> the real path to open
 
 
 def redirect_for(side: Voice | Overlay) -> Redirect:
     """How paths are handed on: the voice writes down the change and keeps the path, others get their mirror's."""
 
     def voice(path: Any, mode: str) -> str:
+        speaker = side if isinstance(side, Voice) else side.voice
         if mode != "r":
-            assert isinstance(side, Voice)
-            side.writing(path, empty=mode == "w")
+            assert speaker
+            speaker.writing(path, empty=mode == "w")
         return os.fspath(path)
 
     def overlay(path: Any, mode: str) -> str:
         assert isinstance(side, Overlay)
-        return side.find(path)[1] if mode == "r" else side.to_write(path, empty=mode == "w")
+        with side.gate:
+            if side.voice is None:
+                return side.find(path)[1] if mode in "r?" else side.to_write(path, empty=mode == "w")
+        return voice(path, mode)
 
     return voice if isinstance(side, Voice) else overlay
 
@@ -85,9 +89,9 @@ def patch_sqlite(sqlite3: Any, redirect: Redirect) -> None:
     def call(database: Any, *args: Any, **kw: Any) -> Any:
         if not _is_path(database) or str(database) in ("", ":memory:") or kw.get("uri"):
             return connect(database, *args, **kw)
-        for beside in ("-wal", "-journal"):
-            if os.path.exists(os.fspath(database) + beside):
-                redirect(os.fspath(database) + beside, "a")
+        for ending in ("-wal", "-shm", "-journal"):  # SQLite makes them itself
+            beside = os.fspath(database) + ending
+            redirect(beside, "a" if os.path.exists(beside) else "?")
         if os.path.exists(database) and os.path.getsize(database) > LIMIT and redirect(database, "r") != database:
             return connect(f"file:{redirect(database, 'r')}?mode=ro", *args, **kw, uri=True)
         if not os.path.isdir(os.path.dirname(os.path.abspath(database))):

@@ -4,8 +4,8 @@ A file that exists is copied up before it is changed (not if it is truncated any
 ``GONE``; a new folder is ``NEW`` and from then on plain, since nothing real is below it. Permission is asked of
 the real parent, so that what fails for the voice fails here.
 
-Mode and times of folders that were there before the run are not tracked. ``promote`` (making a survivor's overlay
-real) needs nothing but this: the mirror tree, and the journal of HERE, NEW and GONE.
+Mode and times of folders that were there before the run are not tracked. The mirror tree and the journal of HERE,
+NEW and GONE are all that making a survivor's overlay real (``promotion.py``) needs.
 """
 
 from __future__ import annotations
@@ -161,6 +161,13 @@ class Overlay(View):
             return act(self._own(path, follow, "write" if act is real.truncate else "owner"), *args, **kw)
         except OSError as error:
             raise self._named(error, path) from None
+
+    def keep(self, yes: bool = True) -> None:
+        """Let the overlay outlive this process, or no longer."""
+        try:
+            real.symlink("journal", self.root + "/keep") if yes else real.unlink(self.root + "/keep")
+        except OSError:
+            pass
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 ``install_voice`` and ``install_overlay`` build one replacement per function. ``_replace`` then puts each wherever
 the original is held: in ``os``, ``io`` and ``builtins``, under other names in modules already imported
 (``from builtins import open as bltn_open``), in class bodies and in default arguments (``tempfile``).
+
+A rank that becomes the voice keeps its replacements, since the script may hold any of them; from then on each does
+what ``_then`` has for its original: the voice's function, or else the original itself.
 """
 
 from __future__ import annotations
@@ -31,14 +34,23 @@ _ONLY_READ = frozenset(("r", "rb", "rt"))
 _MODES = {"".join(sorted(kind + plus + b)) for kind in "rwxa" for plus in ("", "+") for b in ("", "b", "t")}
 _FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 _READERS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr")
+_then: dict[Any, Any] = {}  # empty while this process is not a voice that was another rank before
 _ADJUSTERS = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
 
 
 def install_voice(voice: Voice) -> None:
     """Let every function that changes files tell ``voice`` first."""
+    _replace(_voice_functions(voice))
 
+
+def switch_to_voice(voice: Voice) -> None:
+    """Let what ``install_overlay`` has put in place act as ``install_voice`` would."""
+    _then.update(_voice_functions(voice))
+
+
+def _voice_functions(voice: Voice) -> dict[Any, Any]:
     def first(name: str, tell: Callable[..., None], paths: int = 1) -> None:
-        original = getattr(os, name)
+        original = getattr(real, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kw: Any) -> Any:
@@ -79,7 +91,7 @@ def install_voice(voice: Voice) -> None:
 
     swaps[real.open] = os_open
     swaps[real.open_file] = open_file
-    _replace(swaps)
+    return swaps
 
 
 def install_overlay(overlay: Overlay) -> None:
@@ -91,7 +103,7 @@ def install_overlay(overlay: Overlay) -> None:
     for name in _ADJUSTERS:
         if hasattr(os, name):
             original = getattr(os, name)
-            swaps[original] = _on_paths(original, functools.partial(overlay.adjust, original))
+            swaps[original] = _on_paths(original, functools.partial(overlay.adjust, original), overlay)
     for original, ours in (
         (os.mkdir, overlay.mkdir),
         (os.rmdir, overlay.rmdir),
@@ -102,13 +114,13 @@ def install_overlay(overlay: Overlay) -> None:
         (os.link, overlay.link),
         (os.symlink, overlay.symlink),
     ):
-        swaps[original] = _on_paths(original, ours)
+        swaps[original] = _on_paths(original, ours, overlay)
     swaps.update(_listers(overlay))
     swaps.update(_openers(overlay))
-    swaps[os.chdir] = functools.wraps(os.chdir)(lambda path: overlay.chdir(path))
-    swaps[os.fchdir] = functools.wraps(os.fchdir)(lambda fd: overlay.chdir(fd))
-    swaps[os.getcwd] = functools.wraps(os.getcwd)(lambda: overlay.getcwd())
-    swaps[os.getcwdb] = functools.wraps(os.getcwdb)(lambda: os.fsencode(overlay.getcwd()))
+    swaps[os.chdir] = functools.wraps(os.chdir)(lambda path: (real.chdir if _then else overlay.chdir)(path))
+    swaps[os.fchdir] = functools.wraps(os.fchdir)(lambda fd: (real.fchdir if _then else overlay.chdir)(fd))
+    swaps[os.getcwd] = functools.wraps(os.getcwd)(lambda: (real.getcwd if _then else overlay.getcwd)())
+    swaps[os.getcwdb] = functools.wraps(os.getcwdb)(lambda: os.fsencode(os.getcwd()))
     _replace(swaps)
     _temporaries(overlay)
     shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # copies end in our write, which names a full overlay
@@ -129,8 +141,8 @@ def _reader(original: Any, overlay: Overlay, follow: bool) -> Any:
 
     @functools.wraps(original)
     def call(path: Any, *args: Any, **kw: Any) -> Any:
-        if args or kw:
-            if kw.get("dir_fd") is not None or isinstance(path, int):
+        if args or kw or _then:
+            if _then or kw.get("dir_fd") is not None or isinstance(path, int):
                 return original(path, *args, **kw)
             return seen(original, path, follow and kw.get("follow_symlinks", True), *args, **kw)
         if by_lstat and type(path) is str:  # the beaten track of ``seen``: what is no link need not be followed
@@ -148,8 +160,9 @@ def _reader(original: Any, overlay: Overlay, follow: bool) -> Any:
     return call
 
 
-def _on_paths(original: Any, ours: Callable[..., Any]) -> Any:
+def _on_paths(original: Any, ours: Callable[..., Any], overlay: Overlay) -> Any:
     """``ours`` in place of ``original``, unless it is about descriptors."""
+    gate = overlay.gate
 
     @functools.wraps(original)
     def call(*args: Any, **kw: Any) -> Any:
@@ -157,7 +170,11 @@ def _on_paths(original: Any, ours: Callable[..., Any]) -> Any:
             return original(*args, **kw)
         given = [kw[key] for key in ("path", "src", "dst") if key in kw]
         rest = {key: value for key, value in kw.items() if key not in ("path", "src", "dst", *_FOLDERS)}
-        return ours(*args, *given, **rest)
+        if not _then:
+            with gate:
+                if not _then:
+                    return ours(*args, *given, **rest)
+        return _then.get(original, original)(*args, **kw)
 
     return call
 
@@ -165,14 +182,14 @@ def _on_paths(original: Any, ours: Callable[..., Any]) -> Any:
 def _listers(overlay: Overlay) -> dict[Any, Any]:
     @functools.wraps(os.listdir)
     def listdir(path: Any = None) -> Any:
-        if isinstance(path, int):
+        if _then or isinstance(path, int):
             return real.listdir(path)
         found = overlay.names("." if path is None else path)
         return [os.fsencode(name) for name in found] if isinstance(path, bytes) else list(found)
 
     @functools.wraps(os.scandir)
     def scandir(path: Any = None) -> Any:
-        if isinstance(path, int):
+        if _then or isinstance(path, int):
             return real.scandir(path)
         base = os.fspath("." if path is None else path)
         found = overlay.names(base)
@@ -186,14 +203,18 @@ def _listers(overlay: Overlay) -> dict[Any, Any]:
 
 
 def _openers(overlay: Overlay) -> dict[Any, Any]:
-    find, news = overlay.find, overlay.news
+    find, news, gate = overlay.find, overlay.news, overlay.gate
 
     @functools.wraps(real.open)
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is not None:
             return real.open(path, flags, mode, dir_fd=dir_fd)
-        if flags & _WRITING:
-            return overlay.open(path, flags, mode)
+        if flags & _WRITING and not _then:
+            with gate:
+                if not _then:
+                    return overlay.open(path, flags, mode)
+        if _then:
+            return _then[real.open](path, flags, mode)
         if flags & os.O_PATH:
             return overlay.open_seen(path, flags, mode, not flags & os.O_NOFOLLOW)
         try:  # the beaten track: no link at the end, no news
@@ -216,10 +237,13 @@ def _openers(overlay: Overlay) -> dict[Any, Any]:
             try:
                 return super().write(data)
             except OSError as error:
-                raise (full(error, overlay.root) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error) from None
+                private = error.errno in (errno.ENOSPC, errno.EDQUOT) and not _then
+                raise (full(error, overlay.root) if private else error) from None
 
     @functools.wraps(real.open_file)
     def open_file(file: Any, mode: str = "r", *args: Any, **kw: Any) -> Any:
+        if _then:
+            return _then[real.open_file](file, mode, *args, **kw)
         if isinstance(file, int) or len(args) > 5 or kw.get("opener") is not None:
             return real.open_file(file, mode, *args, **kw)  # an opener of the script's own calls os.open
         kw["opener"] = opener
@@ -278,14 +302,14 @@ def _temporaries(overlay: Overlay) -> None:
 
     @functools.wraps(inner)
     def mkstemp_inner(dir: Any, pre: Any, suf: Any, flags: int, output_type: type) -> Any:
-        if os.fsdecode(dir) != tempfile.gettempdir():
+        if _then or os.fsdecode(dir) != tempfile.gettempdir():
             return inner(dir, pre, suf, flags, output_type)
         return invent(lambda path: real.open(path, flags, 0o600), dir, pre, suf)
 
     @functools.wraps(mkdtemp)
     def our_mkdtemp(suffix: Any = None, prefix: Any = None, dir: Any = None) -> Any:
         prefix, suffix, dir, _ = tempfile._sanitize_params(prefix, suffix, dir)  # type: ignore[attr-defined]
-        if os.fsdecode(dir) != tempfile.gettempdir():
+        if _then or os.fsdecode(dir) != tempfile.gettempdir():
             return mkdtemp(suffix, prefix, dir)
         return invent(lambda path: real.mkdir(path, 0o700), dir, prefix, suffix)[1]
 
@@ -300,6 +324,8 @@ class _OwnModules:
         self._tree = overlay.tree
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if _then:
+            return None
         places = [self._tree + os.path.abspath(place) for place in (path or sys.path)]
         places = [place for place in places if os.path.isdir(place)]
         if not places:

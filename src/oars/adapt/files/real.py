@@ -7,6 +7,7 @@ import os as _os
 from io import FileIO
 from io import open as open_file
 from os import (
+    _exit,
     access,
     chdir,
     chmod,
@@ -24,7 +25,9 @@ from os import (
     mkdir,
     open,
     readlink,
+    remove,
     rename,
+    replace,
     rmdir,
     scandir,
     stat,
@@ -38,9 +41,10 @@ from os import (
 from posixpath import realpath
 
 __all__ = [
-    "FileIO", "access", "chdir", "chmod", "chown", "close", "copy_contents", "copy_file", "fchdir", "fchmod", "fstat",
-    "getcwd", "link", "listdir", "lseek", "lstat", "makedirs", "mkdir", "open", "open_file", "readlink", "realpath",
-    "rename", "rmdir", "scandir", "stat", "statvfs", "symlink", "truncate", "unlink", "utime", "write",
+    "FileIO", "_exit", "access", "chdir", "chmod", "chown", "close", "copy_contents", "copy_file", "fchdir", "fchmod",
+    "fstat", "getcwd", "link", "listdir", "lseek", "lstat", "makedirs", "mkdir", "open", "open_file", "readlink",
+    "realpath", "remove", "rename", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink", "truncate", "unlink",
+    "utime", "write",
 ]  # fmt: skip
 
 _CHUNK = 1 << 24

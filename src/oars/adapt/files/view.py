@@ -15,6 +15,9 @@ this rank's own changes, which live in a mirror tree: what the script knows as `
 
 The voice may act at any moment, so a look is: act on the place found, then ask whether the ledger grew, and if so
 look again. The voice writes its line before it changes anything, hence what was seen before the ledger grew is good.
+
+When this rank becomes the voice itself (``promotion.py``) its view is what is real; processes forked from it learn that
+from the journal.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from time import time
 from typing import Any
 
 from oars.adapt.files import real
-from oars.adapt.files.ledger import Ledger
+from oars.adapt.files.ledger import Gate, Ledger
+from oars.adapt.files.voice import Voice
 
 THROUGH, LOWER, KEPT, HERE, NEW, PURE, ABSENT, GONE, TEMPORARY = range(9)
 Place = tuple[str, str, int]  # canonical name, place in the real file system, state
@@ -38,18 +43,28 @@ _ISLNK = stat.S_IFLNK
 
 
 class View:
-    """This rank's picture of the file system. ``root`` is its overlay folder."""
+    """This rank's picture of the file system. ``root`` is its overlay folder, ``token`` its name as a voice."""
 
-    def __init__(self, root: str, shared_dir: str, ledger: Ledger, through: list[str]) -> None:
+    voice: Voice | None = None  # once this rank is the voice
+    speaker = ""  # the token of the last rank that became the voice
+
+    def __init__(
+        self, token: str, root: str, shared_dir: str, ledger: Ledger, through: list[str],
+        promoted: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.token = token
+        self.shared_dir = shared_dir
+        self.start = time()
+        self._promoted = promoted  # called in a forked child when the rank has become the voice
         self.root = root
         self.tree = root + "/tree"
         self.through = tuple(through)
         self._kept = shared_dir + "/kept/"
-        self._ledger = ledger
+        self.ledger = ledger
         self._journal = Ledger(root + "/journal")
         self._journal.hold()
+        self.gate = Gate(root + "/gate", self.news)
         self.pid = os.getpid()
-        self._forked = False
         self._before: dict[str, dict[str, str | None]] = {}  # folder -> name -> kept original, None: was not there
         self._mine: dict[str, dict[str, int]] = {}  # folder -> name -> HERE, NEW, GONE, THROUGH, TEMPORARY
         self._places: dict[str, tuple[int, str]] = {}  # folder as the script writes it -> state, canonical name
@@ -244,15 +259,23 @@ class View:
 
     def news(self) -> bool:
         """Take in what the voice (or a process forked from this rank) has written down since; was there anything?"""
+        if self.voice is not None:
+            return False
         grew = False
-        if self._ledger.grew():
-            for path, kept in self._ledger.read():
+        if self.ledger.grew():
+            for path, kept in self.ledger.read():
+                if not path:
+                    self.speaker = kept
+                    continue
                 folder, _, name = path.rpartition("/")
                 self._before.setdefault(folder, {}).setdefault(name, kept)
                 grew = True
-        if self._forked and self._journal.grew():
+        if self.gate.forked and self._journal.grew():
             for path, own in self._journal.read():
-                self._set(path, own)
+                if path:
+                    self._set(path, own)
+                else:
+                    self._promoted()
                 grew = True
         if grew:
             self._places.clear()
@@ -276,11 +299,50 @@ class View:
         every = ((f"{folder}/{name}", own) for folder, names in self._mine.items() for name, own in names.items())
         return [path for path, own in every if own == TEMPORARY]
 
+    def touched(self) -> set[str]:
+        """Every path that the voice or this rank has changed, and all that is in the mirror."""
+        paths = {f"{folder}/{name}" for folder, names in self._before.items() for name in names}
+        for folder, names in self._mine.items():
+            paths.update(f"{folder}/{name}" for name, own in names.items() if own not in _REAL)
+        shells = [self.tree]
+        while shells:
+            with real.scandir(shells.pop()) as entries:
+                for entry in entries:
+                    paths.add(entry.path[len(self.tree) :])
+                    if entry.is_dir(follow_symlinks=False):
+                        shells.append(entry.path)
+        return paths
+
+    def kept(self, path: str) -> str | None:
+        """Under which name the voice kept what was at ``path``, empty if nothing was; None: it has not changed it."""
+        folder, _, name = path.rpartition("/")
+        names = self._before.get(folder, _NOTHING)
+        return (names[name] or "") if name in names else None
+
+    def voice_to_be(self) -> Voice:
+        """The voice that goes on where the one whose ledger this is has stopped."""
+        self.news()
+        voice = Voice(self.token, self.shared_dir, self.ledger, self.through)
+        voice.succeed(f"{folder}/{name}" for folder, names in self._before.items() for name in names)
+        return voice
+
+    def act_as(self, voice: Voice) -> None:
+        """See what is real from here on, in the working folder too; children hear of it."""
+        if os.getpid() == self.pid:
+            self._journal.append(["", None])
+        self.voice = voice
+        for table in (self._before, self._mine, self._places):
+            table.clear()
+        try:
+            real.chdir(self._cwd)
+        except OSError:  # this rank has removed it: it stays nowhere
+            pass
+
     def _before_fork(self) -> None:
         # Alone, a process knows its own journal; from its first fork on it must follow it.
-        if not self._forked:
+        if not self.gate.forked:
             self._journal.skip()
-            self._forked = True
+            self.gate.forked = True
 
 
 class Entry:

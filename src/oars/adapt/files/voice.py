@@ -6,14 +6,20 @@ mode, or a symbolic link). The other ranks put these originals over what they fi
 
 A kept file is a hard link to the old inode where possible, and the voice goes on with a fresh inode put in its
 place: nothing is copied for ``open(path, 'w')``, and a slower rank that has the old file open reads on undisturbed.
-Files of other owners, with several names, or on another file system than the shared folder are copied and
-changed in place; above ``LIMIT`` bytes such a file is changed without being kept.
+On another file system than the shared folder's the original is copied. Files of other owners or with several names
+are copied and changed in place, their ``name`` ends in ``~``; above ``LIMIT`` bytes a file that would have to be
+copied is changed without being kept.
+
+A line ``["", token]`` says that the voice has died and another rank speaks. What is left of the dead one (its loader
+workers live on for seconds; or it was only stopped, and wakes) reads it before its next change, and ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from oars.adapt.files import real
@@ -21,21 +27,29 @@ from oars.adapt.files.ledger import Ledger
 
 LIMIT = 1 << 30  # bytes: what we are willing to copy of a file about to be changed
 
+_numbers = itertools.count()
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Voice:
     """Keeps the originals of what this rank is about to change. Each method is called before the change."""
 
-    def __init__(self, shared_dir: str, ledger: Ledger, through: list[str]) -> None:
+    def __init__(self, token: str, shared_dir: str, ledger: Ledger, through: tuple[str, ...]) -> None:
+        self._token = token
         self._kept = shared_dir + "/kept"
         self._ledger = ledger
-        self._through = tuple(through)
+        self._through = through
         self._seen: set[str] = set()
         self._linked: set[tuple[int, int]] = set()  # inodes that live in kept/ too
         self._real_dirs: dict[str, str] = {}
-        self._count = 0
+        self._pid = os.getpid()
         real.makedirs(self._kept, exist_ok=True)
+
+    def succeed(self, seen: Iterable[str]) -> None:
+        """Go on where another voice stopped, which had written down the paths ``seen``."""
+        self._seen.update(seen)
+        with real.scandir(self._kept) as kept:
+            self._linked.update((there.st_dev, there.st_ino) for there in (_lstat(e.path) for e in kept) if there)
 
     def opening(self, path: Any, flags: int) -> None:
         """``os.open(path, flags)`` comes next; nothing to do unless it may write."""
@@ -78,20 +92,44 @@ class Voice:
     def renaming(self, source: Any, target: Any) -> None:
         """``os.rename(source, target)`` comes next."""
         old, new = self._changeable(source), self._changeable(target)
-        was = _lstat(old) if old is not None else None
+        was = _lstat(os.fsdecode(source))
         if old is not None and was is not None:
             self._keep_tree(old, was)
         if new is not None:
             there = _lstat(new)
             if there is None:
                 self._note(new, None)
-            elif not stat.S_ISDIR(there.st_mode):
+            elif not stat.S_ISDIR(there.st_mode) or was is not None and stat.S_ISDIR(was.st_mode):
                 self._keep_name(new, there)
-            elif was is not None and old is not None and stat.S_ISDIR(was.st_mode):
-                self._keep_name(new, there)
-                for name in _names(old) or []:  # the folder stays, what moves into it is new
-                    self._note(new + "/" + name, None)
+            if was is not None and stat.S_ISDIR(was.st_mode) and (there is None or stat.S_ISDIR(there.st_mode)):
+                self._note_all([(new + inner, None) for inner in _below(os.fsdecode(source))])
         self._real_dirs.clear()
+
+    def promise(self, paths: Mapping[str, os.stat_result | None], in_place: Container[str]) -> None:
+        """All of ``paths``, each with what stands there, change next, those ``in_place`` without a new inode."""
+        notes: list[tuple[str, str | None]] = []
+        for where, was in paths.items():
+            if was is None:
+                notes.append((where, None))
+            elif not self._known(where) and (name := self._keep(where, was, where in in_place)) is not None:
+                notes.append((where, name))
+        self._note_all(notes)
+
+    def stays(self, where: str, was: os.stat_result, kept: str | None) -> bool:
+        """Whether the file at ``where`` must keep its inode; ``kept``: its original's name if the run changed it."""
+        if kept is None:
+            several = was.st_nlink > 1 and (was.st_dev, was.st_ino) not in self._linked
+        else:
+            several = was.st_nlink > 1 and kept.endswith("~")
+        return several or was.st_uid != os.geteuid() or not _may_change_names(where)
+
+    def beside(self, folder: str, where: str) -> str:
+        """A name in ``folder`` for what will be moved to ``where`` once it is complete."""
+        return f"{folder}/.{os.path.basename(where)[:200]}.oars-{self._new_name()}"
+
+    def speak(self) -> None:
+        """Tell what is left of the voice before that this one speaks."""
+        self._ledger.append(["", self._token])
 
     def _changeable(self, path: Any) -> str | None:
         """The canonical name of ``path``; None if we may not change names in its folder: nothing will happen then."""
@@ -118,21 +156,32 @@ class Voice:
 
     def _known(self, where: str) -> bool:
         if self._ledger.grew():  # a forked child of this rank writes here too
-            self._seen.update(path for path, _ in self._ledger.read())
+            for path, kept in self._ledger.read():
+                if path:
+                    self._seen.add(path)
+                elif kept != self._token:
+                    self._end()
         return where in self._seen
 
+    def _end(self) -> None:
+        if os.getpid() == self._pid:
+            real.write(2, b"oars: this rank was taken for dead and another writes the run's files: it ends here\n")
+        real._exit(1)
+
     def _note(self, where: str, kept: str | None) -> None:
-        if not self._known(where):
-            self._ledger.append([where, kept])
-            self._seen.add(where)
+        self._note_all([(where, kept)])
+
+    def _note_all(self, notes: list[tuple[str, str | None]]) -> None:
+        notes = [(where, kept) for where, kept in notes if not self._known(where)]
+        if notes:
+            self._ledger.append(*notes)
+            self._seen.update(where for where, _ in notes)
 
     def _new_name(self) -> str:
-        self._count += 1
-        return f"{os.getpid()}-{self._count}"
+        return f"{self._token}-{os.getpid()}-{next(_numbers)}"
 
     def _keep_contents(self, where: str, was: os.stat_result, empty: bool, known: bool) -> None:
         """Keep a regular file that is about to be written, by giving the writer a fresh inode where we can."""
-        parent = os.path.dirname(where)
         swap = (
             (was.st_nlink == 1 or known)
             and was.st_uid == os.geteuid()
@@ -140,14 +189,12 @@ class Voice:
             and (empty or was.st_size <= LIMIT)
         )
         if not known:
-            name = self._new_name()
-            if not (swap and self._link(where, was, name)):
-                if was.st_size > LIMIT:
-                    return
-                self._copy(where, name)
+            name = self._keep(where, was, in_place=not swap)
+            if name is None:
+                return
             self._note(where, name)
         if swap:
-            fresh = f"{parent}/.{os.path.basename(where)[:200]}.oars-{self._new_name()}"
+            fresh = self.beside(os.path.dirname(where), where)
             self._note(fresh, None)
             source = real.open(where, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -161,9 +208,12 @@ class Voice:
 
     def _keep_name(self, where: str, was: os.stat_result) -> None:
         """Keep what stands at a name that is about to go."""
-        if self._known(where):
-            return
-        name = self._new_name()
+        if not self._known(where) and (name := self._keep(where, was)) is not None:
+            self._note(where, name)
+
+    def _keep(self, where: str, was: os.stat_result, in_place: bool = False) -> str | None:
+        """Put what stands at ``where`` into kept/ and say under which name; None if we will not."""
+        name = self._new_name() + ("~" if in_place else "")
         kept = f"{self._kept}/{name}"
         if stat.S_ISDIR(was.st_mode):
             real.mkdir(kept, 0o700)
@@ -172,12 +222,12 @@ class Voice:
         elif stat.S_ISLNK(was.st_mode):
             real.symlink(real.readlink(where), kept)
         elif not stat.S_ISREG(was.st_mode):
-            return
-        elif not self._link(where, was, name):
+            return None
+        elif in_place or not self._link(where, was, name):
             if was.st_size > LIMIT:
-                return
+                return None
             self._copy(where, name)
-        self._note(where, name)
+        return name
 
     def _keep_tree(self, where: str, was: os.stat_result) -> None:
         if self._known(where):
@@ -213,6 +263,15 @@ def _names(folder: str) -> list[str] | None:
         return real.listdir(folder)
     except OSError:
         return None
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The names of all that is in a folder and its folders, each with a slash before it."""
+    for name in _names(folder) or []:
+        yield "/" + name
+        was = _lstat(f"{folder}/{name}")
+        if was is not None and stat.S_ISDIR(was.st_mode):
+            yield from (f"/{name}{inner}" for inner in _below(f"{folder}/{name}"))
 
 
 def _lstat(path: str) -> os.stat_result | None:

@@ -21,6 +21,9 @@ def install(world: Any, plan: dict, record: Any) -> None:
     gradients = None
     if world is not None:
         ctx.world, ctx.rank, ctx.size = world, world.rank, world.size
+        ctx.era = world.era
+        world.adopt()
+        world.phase = ctx.phase
         from oars.adapt.torch import calls, functions, hooks, layers, loaders, losses, noise, norm, shapes
         from oars.adapt.torch import gradients as gradients_
 

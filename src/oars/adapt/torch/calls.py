@@ -27,6 +27,7 @@ from oars.adapt import random
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site, tiny
 from oars.adapt.torch.rows import BatchSize, Rows, whole
+from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
@@ -61,12 +62,49 @@ class Verdict:
 
 
 _verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
+_moving: WeakKeyDictionary[nn.Module, tuple[int, list]] = WeakKeyDictionary()  # buffers that a call changes
+_draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
 def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``nn.Module.__call__``."""
     if ctx.plain:
         return _call(self, *args, **kwargs)
+    if ctx.busy:
+        return _called(self, args, kwargs)
+    return rows_.perform(_outermost, self, args, kwargs, _draws.get(self, "any"))
+
+
+def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
+    """A call that may be done again: what it changes in the module's buffers must not happen twice."""
+    changes, moving = _moving.get(self, (-1, []))
+    every = changes != ctx.changes
+    buffers = list(self.buffers()) if every else moving
+    before = [b.detach().clone() for b in buffers]
+    versions = [b._version for b in buffers] if every else []
+    counts = {v: v.calls for of in (_verdicts.get(self),) if of for v in of.values()}
+    try:
+        out = _called(self, args, kwargs)
+    except RankLost:
+        _put_back(buffers, before, counts)
+        raise
+    if ctx.again:
+        _put_back(buffers, before, counts)
+    elif every:
+        moved = [b for b, version in zip(buffers, versions, strict=True) if b._version != version]
+        _moving[self] = (ctx.changes, moved)
+    return out
+
+
+def _put_back(buffers: list, before: list, counts: dict) -> None:
+    with torch.no_grad():
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer.copy_(old)
+    for verdict, calls in counts.items():
+        verdict.calls = calls
+
+
+def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     leaves, spec = tree_flatten((args, kwargs))
     if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks:
         # C++ code and hooks on gradients know only whole tensors.
@@ -189,6 +227,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
                           f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
     else:
         verdict.way = ROWS
+    _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
     return out
 
 

@@ -26,7 +26,7 @@ import oars
 from oars import kept
 from oars.adapt.snapshot_file import Blob, Refused, decode, encode
 from oars.adapt.tape import LARGEST, Diverged
-from oars.adapt.torch import rows, seams, standin, wire
+from oars.adapt.torch import rows, seams, standin
 
 MANY = 10_000  # elements of a container that are looked at
 SOME = 1 << 24  # bytes of one tensor of the last batch, or of its results, that is taken: most are not needed any more
@@ -222,7 +222,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
 
     def convert(value: Any) -> Any:
         if isinstance(value, rows.Rows):
-            value = wire.allgather(value.local, value.offsets, value.dim_)
+            value = rows.whole(value, "snapshot").detach()
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_quantized:
                 raise Refused(f"a {value.layout} tensor in the state cannot be held in a snapshot")

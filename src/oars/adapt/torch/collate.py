@@ -28,6 +28,7 @@ class Cut(NamedTuple):
     first: int
     rows: int
     whole: bool  # fetch all of it, and see what collating makes of own samples alone
+    era: int = 0  # for the ranks of which era it was cut
 
     def mine(self) -> list:
         """Own samples' indices."""
@@ -133,8 +134,8 @@ def _print(data: Any, spec: Any) -> Any:
 
 def with_template(data: Any, spec: Any) -> Any:
     """A batch smaller than the number of ranks: ranks without rows get empty ones of the first rank's kind."""
-    template = ctx.world.broadcast(_emptied(data, spec) if ctx.rank == 0 else None)
-    return template if isinstance(data, str) and data == NOTHING else data
+    templates = ctx.world.allgather(_emptied(data, spec) if ctx.rank == 0 else None)
+    return templates[0] if isinstance(data, str) and data == NOTHING else data
 
 
 def _emptied(data: Any, spec: Any) -> Any:
@@ -160,6 +161,13 @@ def to_batch(data: Any, spec: Any, cut: Cut) -> Any:
             return np.concatenate(parts)
         return type(data)(e for part in parts for e in part)
     return _rebuilt(data, [to_batch(p, s, cut) for p, s in zip(children(data) or [], spec, strict=True)])
+
+
+def rows_in(batch: Any) -> list[Rows]:
+    """All rows of a batch, in order."""
+    if isinstance(batch, Rows):
+        return [batch]
+    return [rows for part in children(batch) or [] for rows in rows_in(part)]
 
 
 def length(data: Any) -> int:

@@ -10,6 +10,8 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
 
 
@@ -32,10 +34,19 @@ class Context:
         self.plan: dict = {}
         self.rank = 0
         self.size = 1
+        self.era = 0  # how often ranks were lost: rows of an earlier one must be made anew before they are used
+        self.busy = False  # inside an operation that begins anew when a rank is lost
+        self.again = False  # ... which is being done again, for rows that were lost
+        self.going_back = False  # inside a backward of the script's
+        self.spoilt = False  # a rank was lost during this backward: it goes on without messages, then is done again
         self.plain = False  # inside a split call or a backward: module calls and losses pass straight through
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
+        self.optimizer_of: dict[int, int] = {}  # parameter (its id) -> optimizer (its id)
+        self.stepped: dict[int, int] = {}  # optimizer (its id) -> the number of its last step
+        self.iterations = 0  # over loaders, begun so far
+        self.handed: list[tuple[int, int, list]] = []  # for the ledger: iteration, batch, the samples' numbers
         self._nccl: Any = None
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
@@ -47,6 +58,21 @@ class Context:
 
             self._nccl = Nccl(self.world)
         return self._nccl
+
+    def renew(self) -> None:
+        """After a loss: from here on batches are cut for the ranks that are left."""
+        self.world.adopt()
+        self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
+        self._nccl = None
+        offsets_of.cache_clear()
+
+    def phase(self) -> str:
+        """What the training is at, for the report of a loss."""
+        if self.going_back:
+            return "backward"
+        if self.busy:
+            return "forward" if torch.is_grad_enabled() else "evaluation"
+        return ""
 
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""

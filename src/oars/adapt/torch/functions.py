@@ -37,9 +37,13 @@ class _Notes:
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
-    lead = next((a for a in args if isinstance(a, Rows)), None)
-    if lead is None:
+    if not any(isinstance(a, Rows) for a in args):
         return _apply(cls, *args, **kwargs)
+    return rows_.perform(_on_rows, cls, args, kwargs)
+
+
+def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
+    lead = next(a for a in args if isinstance(a, Rows))
     key = (cls, tuple((a.dim_, a.local.dim()) if isinstance(a, Rows) else type(a) for a in args))
     if key not in _by_row:
         _by_row[key] = _try_out(cls, args, lead.offsets)

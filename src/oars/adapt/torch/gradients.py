@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from oars.adapt.torch import hooks, wire
+from oars.adapt.torch import hooks, lineage, wire
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.buckets import Plan
 from oars.adapt.torch.context import ctx, own
+from oars.adapt.torch.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import Rows
+from oars.adapt.torch.steps import write_ledger
+from oars.engine.world import RankLost
 from oars.exchange.allreduce import Exchange
 
 _backward = torch.autograd.backward
@@ -41,6 +44,11 @@ class Gradients:
         self.backwards = 0  # since the last optimizer step
         self.pattern: list[int] = []  # how many backwards the last steps had
         self.last_loss: Any = None
+        self.passes: list[Pass] = []  # the backwards since the last exchange
+        self.watched: Pass | None = None  # the one under way
+        self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
+        self.interrupt = False
+        self.passing_over = False  # the next optimizer step is left out
 
     # -- leaves
 
@@ -87,6 +95,7 @@ class Gradients:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         seeds = [None] * len(roots) if grad_tensors is None else (
             [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors))
+        rows = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if isinstance(root, Rows)]
         if any(isinstance(t, Rows) for t in (*roots, *seeds)):
             for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
                 roots[i], seeds[i] = _local_root(root, seed)
@@ -96,23 +105,91 @@ class Gradients:
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             inputs = [i.local if isinstance(i, Rows) else i for i in inputs]
         before = hooks.before_backward()
-        self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
-                                    else seeds, retain_graph, create_graph, None, inputs))
+        if not self.passes:
+            self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
+        here = Pass(rows, inputs, create_graph)
+        ctx.spoilt = here.look_from(roots)
+        self.passes.append(here)
+        self.watched = here
+        try:
+            self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
+                                        else seeds, retain_graph, create_graph, None, inputs))
+        except Exception:
+            if not ctx.spoilt:
+                raise
+            here.broken = "a backward that did not come to its end"
+        finally:
+            self.watched = None
         self.backwards += 1
+        if ctx.spoilt and not self._go_again():
+            return
         if before or create_graph or not self._more_to_come():
             self.settle()
             hooks.after_exchange(before)
         else:
             self._put_off()
 
+    def _leaves(self) -> list[torch.Tensor]:
+        return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
+
     def _run(self, work: Any) -> Any:
         plain, ctx.plain = ctx.plain, True
+        ctx.going_back = True
         self.running += 1
         try:
             return work()
         finally:
             self.running -= 1
             ctx.plain = plain
+            ctx.going_back = self.running > 0
+
+    # -- a rank was lost
+
+    def arrived(self, entry: Entry, place: int, grad: torch.Tensor) -> None:
+        """A gradient came to a boundary of the graph (see lineage.py)."""
+        if self.watched is not None:
+            self.watched.arrived(entry, place, grad)
+
+    def _go_again(self) -> bool:
+        """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
+        touched = {id(p): p for p in (*self.touched, *self.pending.values())}
+        while True:
+            lineage.renew()
+            ctx.spoilt = False
+            self.touched.clear()
+            self.pending.clear()
+            if "grad" in torch.Tensor.__dict__:
+                del torch.Tensor.grad
+            for p in self._leaves():
+                p.grad = None
+            for p, grad in self.base.values():
+                p.grad = grad.clone()
+            try:
+                for each in self.passes:
+                    roots, seeds = each.anew()
+                    if roots:
+                        self._run(lambda r=roots, s=seeds, i=each.inputs: _backward(r, s, inputs=i))
+                    if ctx.spoilt:
+                        raise RankLost
+                    each.add_direct(self.touched)
+                    each.era = ctx.era
+                return True
+            except RankLost:
+                pass
+            except Irreplaceable as reason:
+                self._pass_over(touched, reason)
+                return False
+
+    def _pass_over(self, touched: dict[int, torch.Tensor], reason: Irreplaceable) -> None:
+        """This step cannot be done again: its gradients are nothing, and the next optimizer step is left out."""
+        ctx.spoilt = False
+        self.touched.clear()
+        self.passes.clear()
+        self.base.clear()
+        for p in touched.values():
+            p.grad = torch.zeros_like(p)
+        self.passing_over = True
+        ctx.record.lost_step(ctx.samples, str(reason))
 
     def _put_off(self) -> None:
         """Leave the exchange to the step's last backward."""
@@ -127,18 +204,35 @@ class Gradients:
 
     def settle(self) -> None:
         """Exchange everything outstanding now."""
-        if self.pending:
-            del torch.Tensor.grad  # back to PyTorch's own slot
-            self.touched.extend(self.pending.values())
-            self.pending.clear()
         began = time.perf_counter()
         inside = ctx.world.seconds
-        plan = self._plan(self.touched)
+        while True:
+            if self.pending:
+                del torch.Tensor.grad  # back to PyTorch's own slot
+                self.touched.extend(self.pending.values())
+                self.pending.clear()
+            try:
+                if any(each.era != ctx.era for each in self.passes):
+                    raise RankLost  # since the backwards that were put off
+                plan = self._plan(self.touched)
+                if ctx.handed:
+                    write_ledger()
+                self._exchange(plan)
+                odd = [_mean_one_by_one(p.grad) for p in plan.odd()]
+                break
+            except RankLost:
+                if not self._go_again():
+                    return
         self.touched.clear()
-        self._exchange(plan)
-        for p in plan.odd():
-            p.grad = _mean_one_by_one(p.grad)
+        self.passes.clear()
+        self.base.clear()
+        ctx.handed.clear()
+        for p, grad in zip(plan.odd(), odd, strict=True):
+            p.grad = grad
         ctx.world.seconds = inside + time.perf_counter() - began
+        if self.interrupt:
+            self.interrupt = False
+            ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
 
     def _plan(self, touched: list[torch.Tensor]) -> Plan:
         key = tuple(map(id, touched))
@@ -146,7 +240,7 @@ class Gradients:
         if plan is None or plan.dead:
             if len(self.plans) > 32:
                 self.plans.clear()
-            by_serial = {self.serials[id(p)][0]: p for p in touched}
+            by_serial = {self.serials[id(p)][0]: p for p in touched if id(p) in self.serials}
             plan = self.plans[key] = Plan(dict(sorted(by_serial.items())))
         return plan
 
@@ -156,7 +250,7 @@ class Gradients:
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
-            early = plan.nbytes <= exchange.capacity
+            early = exchange.holds(plan.nbytes)
             if early and not on_gpu:
                 plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
@@ -175,8 +269,7 @@ class Gradients:
                     exchange.agree(header)
                 exchange.average(plan.spans)
                 plan.take_out(gradients)
-        if headers[:, 2].any():
-            ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
+        self.interrupt |= bool(headers[:, 2].any())
 
     def _exchange_union(self, plan: Plan) -> None:
         """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
@@ -202,15 +295,92 @@ class Gradients:
         if ctx.plain:  # inside a split call (torch.compile at work) or a backward
             return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
         ctx.note("grad")
-        roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return rows_.perform(self._grad_of, None, (outputs, inputs, grad_outputs, retain_graph, create_graph, *args),
+                             kwargs)
+
+    def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
+        outputs, inputs, grad_outputs, *how = args
+        roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+        if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
+            raise Irreplaceable("torch.autograd.grad went back through a graph from before the loss of a rank")
         seeds = [None] * len(roots) if grad_outputs is None else (
             [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
         for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
             roots[i], seeds[i] = _local_root(root, seed) if isinstance(root, Rows) else (root, seed)
         wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
         local = [w.local if isinstance(w, Rows) else w for w in wanted]
-        grads = self._run(lambda: _grad(roots, local, seeds, retain_graph, create_graph, *args, **kwargs))
+        grads = self._run(lambda: _grad(roots, local, seeds, *how, **kwargs))
+        if ctx.spoilt:
+            ctx.spoilt = False
+            raise RankLost
         return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
+
+
+class Pass:
+    """One backward of the script: what is needed to do it again after a loss.
+
+    Above the boundaries the graph is the same on every rank: what it gave, at boundaries and directly to leaves
+    (weight penalties), is kept. Below are rows, whose graph is made anew.
+    """
+
+    def __init__(self, rows: list[tuple[Rows, Any]], inputs: Any, create_graph: bool) -> None:
+        self.inputs, self.era = inputs, ctx.era
+        self.broken = "a backward with create_graph" if create_graph else ""
+        self._rows = rows  # roots that are rows themselves, with their seeds
+        self._top: set[tuple[Entry, int]] = set()
+        self._grads: dict[tuple[Entry, int], torch.Tensor] = {}
+        self._direct: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def look_from(self, roots: list[torch.Tensor]) -> bool:
+        """Find the boundaries below ``roots`` and what reaches leaves past them. Are any from before a loss?"""
+        stale = any(root.era != ctx.era for root, _ in self._rows)
+        local = {root.local.grad_fn for root, _ in self._rows}
+        stack, seen = [r.grad_fn for r in roots if r.grad_fn not in local], set()
+        while stack:
+            node: Any = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            made = node.metadata.get("oars")
+            if made is not None:
+                self._top.add((made.entry, made.place))
+                stale |= made.entry.era != ctx.era
+                continue
+            if isinstance(node, wire.ACROSS):
+                self.broken = "a graph with rows where none were expected"
+            for i, (below, _) in enumerate(node.next_functions):
+                leaf = getattr(below, "variable", None)
+                if leaf is None:
+                    stack.append(below)
+                else:
+                    node.register_hook(lambda into, _, i=i, leaf=leaf: self._direct.append((leaf, into[i])))
+        return stale
+
+    def arrived(self, entry: Entry, place: int, grad: torch.Tensor) -> None:
+        """Keep what came to a boundary from above."""
+        if (entry, place) in self._top:
+            self._grads[entry, place] = grad
+
+    def anew(self) -> tuple[list, list]:
+        """The boundaries, made anew, and the gradients that go back from them."""
+        if self.broken:
+            raise Irreplaceable(self.broken)
+        memo: dict = {}
+        roots = [lineage.again(entry, memo, used=True)[place] for entry, place in self._grads]
+        seeds: list[Any] = list(self._grads.values())
+        for rows, seed in self._rows:
+            lineage.refresh(rows, used=True)
+            root, seed = _local_root(rows, seed)
+            roots.append(root)
+            seeds.append(seed)
+        return roots, seeds
+
+    def add_direct(self, touched: list[torch.Tensor]) -> None:
+        """Add what reached leaves past all boundaries."""
+        for leaf, grad in self._direct:
+            if grad is not None:
+                leaf.grad = grad.clone() if leaf.grad is None else leaf.grad + grad
+                touched.append(leaf)
 
 
 def _local_root(root: Any, seed: Any) -> tuple[Any, Any]:
@@ -277,6 +447,7 @@ class _Watched:
 def install() -> Gradients:
     """Patch backward and grad, and watch every parameter from its making."""
     gradients = Gradients()
+    lineage.arrived = gradients.arrived
     ctx.record.polls = True
     rows_.enter = gradients.enter
     torch.autograd.backward = gradients.backward  # type: ignore[assignment]

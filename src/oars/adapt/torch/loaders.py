@@ -22,9 +22,10 @@ from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
 from oars.adapt import random as random_
-from oars.adapt.torch import collate, rows
+from oars.adapt.torch import collate, lineage, rows
 from oars.adapt.torch.collate import Cut
 from oars.adapt.torch.context import ctx, offsets_of, own
+from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
 _Fetcher: Any = data_utils.fetch._MapDatasetFetcher
@@ -35,6 +36,7 @@ _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
 _ways: WeakKeyDictionary[DataLoader, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
 _private: Any = None
+_LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see steps.py
 _seeded_in: int | None = None
 
 
@@ -73,12 +75,17 @@ def _seed_worker() -> None:
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember the loader."""
     self._oars_loader, self._oars_queue = loader, deque()
+    ctx.iterations += 1
+    self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
     self._oars_queue = deque()
+    if not first_iter:
+        ctx.iterations += 1
+        self._oars_place = (ctx.iterations, 0)
     _plain["_reset"](self, loader, first_iter)
 
 
@@ -92,7 +99,7 @@ def next_index(self: Any) -> Any:
     if ctx.plan.get("batch") == "keep":
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN))
+    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era))
     return indices if way == WHOLE else cut
 
 
@@ -119,12 +126,59 @@ def iter_next(self: Any) -> Any:
     data = _plain["__next__"](self)
     rows.recent.clear()
     cut = self._oars_queue.popleft()
+    while cut is not None:
+        try:
+            return _whole_batch(self, data, cut)
+        except RankLost:
+            lineage.renew()
+            data, cut = _for_the_living(self, cut)
     if cut is None:
         ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "
                           "every rank; computing is still split")
         ctx.samples += collate.length(data)
         return data
+
+
+def _for_the_living(self: Any, cut: Cut) -> tuple[Any, Cut]:
+    """A batch that was cut, and perhaps read, before a rank was lost: cut and read it for those that are left."""
+    offsets = offsets_of(len(cut.indices))
+    cut = Cut(cut.indices, offsets, *own(offsets), cut.whole, ctx.era)
+    fetcher = _fetcher(self)
+    return (_fetch(fetcher, cut.indices) if _way(self)[0] == WHOLE and not cut.whole else fetch(fetcher, cut)), cut
+
+
+def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
+    """The global batch from this rank's part of it."""
+    if cut.era != ctx.era:
+        data, cut = _for_the_living(self, cut)
+    batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
+    iteration, batches = self._oars_place
+    self._oars_place = (iteration, batches + 1)
+    if _LEDGER:
+        ctx.handed.append((iteration, batches, cut.indices))
+    way, spec = _way(self)
+    if way == BY_ROW:
+        lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, self._collate_fn in _DEFAULT))
+    return batch
+
+
+class _Again:
+    """Reads a batch's rows again, after a loss."""
+
+    def __init__(self, fetcher: Any, indices: list, spec: Any, default: bool) -> None:
+        self.fetcher, self.indices, self.spec, self.default = fetcher, indices, spec, default
+
+    def __call__(self) -> list[rows.Rows]:
+        offsets = offsets_of(len(self.indices))
+        cut = Cut(self.indices, offsets, *own(offsets), False, ctx.era)
+        data = fetch(self.fetcher, cut)
+        if len(self.indices) < ctx.size:
+            data = collate.with_template(data, collate.default_spec(data) if self.default else self.spec)
+        return collate.rows_in(collate.to_batch(data, collate.default_spec(data) if self.default else self.spec, cut))
+
+
+def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
@@ -161,9 +215,12 @@ def _not_by_row(self: Any, every: Any) -> Any:
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
-    fetcher = dataloader_._DatasetKind.create_fetcher(
+    return _fetch(_fetcher(self), cut.indices)
+
+
+def _fetcher(self: Any) -> Any:
+    return dataloader_._DatasetKind.create_fetcher(
         self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
-    return _fetch(fetcher, cut.indices)
 
 
 # ---- the loader ---------------------------------------------------------------------------------------------------
@@ -171,11 +228,16 @@ def _refetch(self: Any, cut: Cut) -> Any:
 
 def loader_iter(self: DataLoader) -> Any:
     """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree."""
-    prints = ctx.world.allgather(random_.fingerprint())
+    while True:
+        try:
+            prints = ctx.world.allgather(random_.fingerprint())
+            break
+        except RankLost:
+            lineage.renew()
     if any(p != prints[0] for p in prints):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
-        random_.restore(ctx.world.broadcast(random_.state() if ctx.rank == 0 else None))
+        random_.restore(ctx.world.broadcast(random_.state))
     return _iter(self)
 
 

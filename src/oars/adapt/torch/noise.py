@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from oars.adapt import random
+from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.context import Offsets, Split, ctx, own, scaled
 from oars.adapt.torch.rows import Rows, Sized, Unsplit, gathered
 
@@ -65,6 +66,15 @@ def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Row
     return Rows(x.local * mask, base, x.dim_)
 
 
+def _drop(name: Any, args: tuple, kwargs: dict) -> Any:
+    if ctx.again:
+        args = (*args[:3], False)  # others that are made again may need the rows as they were
+    try:
+        return _on_rows(name, *args)
+    except Unsplit:
+        return gathered(_plain[name], args, kwargs)
+
+
 def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
     split = ctx.split
     assert split is not None
@@ -92,10 +102,7 @@ def _patched(name: str) -> Any:
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if isinstance(input, Rows):
-            try:
-                return _on_rows(name, input, p, training, inplace)
-            except Unsplit:
-                return gathered(original, (input, p, training, inplace), {})
+            return rows_.perform(_drop, name, (input, p, training, inplace), {}, "torch")
         if ctx.traces and ctx.split is None and not Sized.on:  # else it comes by a second time
             _note(-1, ())
         if ctx.split is None or torch.compiler.is_compiling():

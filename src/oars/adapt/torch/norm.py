@@ -12,9 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import Rows
+from oars.engine.world import RankLost
 
 _plain = F.batch_norm
 
@@ -59,7 +61,7 @@ def _statistics(x: torch.Tensor, empty: bool) -> tuple[torch.Tensor, torch.Tenso
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         mean, var = _own_statistics(wide, count)
         message[ctx.rank] = torch.cat([mean.cpu().double(), var.cpu().double(), torch.tensor([float(count)])])
-    ctx.world.allreduce(message.numpy())  # each rank fills its own line
+    wire.unless_spoilt(ctx.world.allreduce, message.numpy())  # each rank fills its own line
     means, variances, counts = message[:, : x.shape[1]], message[:, x.shape[1] : -1], message[:, -1:]
     every = counts.sum()
     mean = (means * counts).sum(0) / every
@@ -149,6 +151,9 @@ def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weigh
 def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
                training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
     """nn.functional.batch_norm, over the global batch where the input is rows of one."""
+    if isinstance(input, Rows) and not ctx.busy:
+        return rows_.perform(_again, batch_norm, (input, running_mean, running_var, weight, bias, training, momentum,
+                                                  eps), {})
     if isinstance(input, Rows) and input.dim_ == 0 and input.local.dim() >= 2:
         local = batch_norm(input.local, running_mean, running_var, weight, bias, training, momentum, eps) \
             if not training else _train(input.local, running_mean, running_var, weight, bias, momentum, eps)
@@ -156,6 +161,20 @@ def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight:
     if training and ctx.plain:
         return _train(input, running_mean, running_var, weight, bias, momentum, eps)
     return _plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _again(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Batch normalisation as a step of its own; one that is done again must not move the running statistics twice."""
+    running = [b for b in args[1:3] if b is not None]
+    before = [b.clone() for b in running]
+    try:
+        out = func(*args)
+    except RankLost:
+        torch._foreach_copy_(running, before)
+        raise
+    if ctx.again:
+        torch._foreach_copy_(running, before)
+    return out
 
 
 def _train(*args: Any) -> torch.Tensor:

@@ -175,7 +175,6 @@ class Batches:
         self._real: Any = None
         self._before = streams.states(), loader.generator.get_state() if loader.generator is not None else None
         self._queue: deque[list] = deque()
-        self._last: list = []
         self._sampler = iter(loader._index_sampler)
         again = loader.persistent_workers and loader in _persistent
         if not again:  # the seed of the workers is drawn here, with workers or without
@@ -208,8 +207,6 @@ class Batches:
             if self._real is None:
                 self._real = self._go_on()
             return next(self._real)
-        if tape.peek() == "q":
-            return self._batch(tape.take_kind("q"), self._last)
         tape.busy += 1
         try:
             ahead = self._loader.num_workers > 0
@@ -225,7 +222,6 @@ class Batches:
             raise StopIteration
         if tape.peek() == "e":
             raise Diverged(f"the loader at {site()} has more batches than the first time")
-        self._last = parts
         return self._batch(tape.take_kind("b"), parts)
 
     def _batch(self, kind: Any, parts: list) -> Any:

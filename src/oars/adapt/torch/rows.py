@@ -25,6 +25,10 @@ RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); f
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 enter: Callable[[torch.Tensor], None] = id  # type: ignore[assignment]  # told of plain tensors that meet rows
+perform: Callable = id  # does an operation, and again if a rank is lost on the way: lineage.py's
+DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
+         "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
+         "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
 
 
 class Unsplit(Exception):
@@ -104,6 +108,9 @@ class Rows(torch.Tensor):
     offsets: Offsets
     dim_: int
     mirror: Mirror | None
+    made: Any  # how, see lineage.py
+    version: int  # of local, as it was made
+    era: int
 
     @staticmethod
     def __new__(cls: type, local: torch.Tensor, offsets: Offsets, dim: int = 0) -> Rows:
@@ -111,6 +118,7 @@ class Rows(torch.Tensor):
         shape[dim] = offsets[-1]
         rows: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         rows.local, rows.offsets, rows.dim_, rows.mirror = local, offsets, dim, None
+        rows.made, rows.version, rows.era = None, local._version, ctx.era
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
         return rows
@@ -129,27 +137,17 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         if name == "__get__" or name == "__set__":
-            return _attribute(name, func.__self__.__name__, func, args)
-        grad = torch.is_grad_enabled()
-        for mirror in recent:
-            mirror.settle()
-        for a in args:
-            if isinstance(a, Rows):
-                if a.mirror is not None:
-                    a.mirror.settle()
-            elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
-                enter(a)
-        rule = None
-        if getattr(func, "__module__", None) == "torch.nn.functional":
-            rule = FUNCTIONAL.get(name)
-        rule = rule or RULES.get(name)
-        if rule is not None and not (name not in WITHOUT_ROWS and any(
-                isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
-            try:
-                return rule(func, args, kwargs)
-            except Unsplit:
-                pass
-        return gathered(func, args, kwargs)
+            attribute = func.__self__.__name__
+            if name == "__get__" and attribute in _DERIVED:
+                return perform(_derived, func, args, kwargs)
+            return _attribute(name, attribute, func, args)
+        if ctx.busy:
+            return operate(func, args, kwargs)
+        draws = "torch" if name in DRAWS else ""
+        if not changes(name):
+            return perform(operate, func, args, kwargs, draws)
+        out = perform(change, func, args, kwargs, draws)
+        return None if name == "__setitem__" else out
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -173,11 +171,42 @@ class Rows(torch.Tensor):
         if not self.local.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
                                "protocol at the moment.")
-        return Rows(self.local.detach().clone().requires_grad_(self.local.requires_grad), self.offsets, self.dim_)
+        return perform(_copied, None, (self,), {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = whole(self, "pickle")
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
+
+
+def operate(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operation on rows: by its rule, or gathered."""
+    name = getattr(func, "__name__", "call")
+    grad = torch.is_grad_enabled()
+    for mirror in recent:
+        mirror.settle()
+    for a in args:
+        if isinstance(a, Rows):
+            if a.mirror is not None:
+                a.mirror.settle()
+        elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
+            enter(a)
+    rule = None
+    if getattr(func, "__module__", None) == "torch.nn.functional":
+        rule = FUNCTIONAL.get(name)
+    rule = rule or RULES.get(name)
+    if rule is not None and not (name not in WITHOUT_ROWS and any(
+            isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
+        try:
+            return rule(func, args, kwargs)
+        except Unsplit:
+            pass
+    return gathered(func, args, kwargs)
+
+
+def change(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operation that changes its first argument in place; gives that where it returns nothing."""
+    out = operate(func, args, kwargs)
+    return args[0] if out is None else out
 
 
 class Mirror:
@@ -216,6 +245,11 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
+    return _whole(op, (x,), {}) if ctx.busy else perform(_whole, op, (x,), {})
+
+
+def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
+    (x,) = args
     ctx.note(f"gather {op}")
     tracked = x.local.requires_grad and torch.is_grad_enabled()
     if not tracked and x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
@@ -255,7 +289,7 @@ def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
         changed.append((a, full))
         return full
 
-    inplace = (func.__name__.endswith("_") and not func.__name__.endswith("__")) or func.__name__ in _INPLACE
+    inplace = changes(func.__name__)
     if not inplace and kwargs.get("out") is None:
         return func(*tree_map(plain, args), **tree_map(plain, kwargs))
     args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
@@ -278,6 +312,23 @@ def _write_back(rows: Rows, full: torch.Tensor) -> None:
 
 _INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",
             "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imod__", "__ifloordiv__"}
+def changes(name: str) -> bool:
+    """Whether an operation of this name changes its first argument in place."""
+    return (name.endswith("_") and not name.endswith("__")) or name in _INPLACE
+
+
+_DERIVED = {"data", "real", "imag", "T", "mT", "mH", "H"}  # attributes that are rows again
+
+
+def _copied(func: Any, args: tuple, kwargs: dict) -> Any:
+    (x,) = args
+    return Rows(x.local.detach().clone().requires_grad_(x.local.requires_grad), x.offsets, x.dim_)
+
+
+def _derived(func: Any, args: tuple, kwargs: dict) -> Any:
+    return _attribute("__get__", func.__self__.__name__, func, args)
+
+
 _SAME = {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout", "is_cuda", "is_cpu", "is_sparse", "name",
          "is_quantized", "is_meta", "is_mkldnn", "is_nested", "is_mps", "is_xpu", "itemsize", "output_nr", "_version",
          "retains_grad", "is_sparse_csr", "_backward_hooks", "is_xla", "is_mtia", "is_ipu", "is_vulkan", "is_maia",

@@ -33,6 +33,7 @@ backwards = 0  # so far
 at_step: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # ``backwards`` at an optimizer's last step
 last_batch: Any = None  # the one the script is working on
 in_step = 0
+passed_over = False  # the step under way was left out
 _main = threading.main_thread()
 _Iter: Any = dataloader_._BaseDataLoaderIter
 _counts = dict.fromkeys(("modules", *made), 0)
@@ -168,8 +169,7 @@ def _nexting(inner: Any) -> Any:
         finally:
             tape.busy -= 1
             reads, self._oars_told = self._oars_told == "reads", False
-        again = self.__dict__.pop("_oars_again", False)  # handed out before: a death spoilt its step
-        tape.put_kind(b"q" if again else b"b", kinds.describe(data))
+        tape.put_kind(b"b", kinds.describe(data))
         if reads:
             streams.leave()
         last_batch = data
@@ -230,7 +230,8 @@ def _grading(inner: Any) -> Any:
 def _stepping(step: Any) -> Any:
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global in_step
+        global in_step, passed_over
+        passed_over = False
         if tape.busy:
             return step(self, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
@@ -268,9 +269,16 @@ def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs:
 def _stepped(step: Any) -> Any:
     """Around all that belongs to a step, the hooks on it too."""
     @functools.wraps(step)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = step(*args, **kwargs)
-        if not tape.busy and not in_step:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global passed_over
+        passed_over = isinstance(self, Optimizer)
+        out = step(self, *args, **kwargs)
+        if tape.busy:
+            return out
+        if passed_over and not tape.playing:  # its gradients were lost with a rank: the script has called it, though
+            tape.put(b"s")
+            stepped(self)
+        if not in_step:
             boundary("t")
         return out
 

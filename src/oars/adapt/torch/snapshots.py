@@ -24,7 +24,7 @@ import torch
 from oars.adapt import rewind, snapshot_file
 from oars.adapt.snapshot_file import FOLDER, Refused
 from oars.adapt.streams import streams
-from oars.adapt.tape import Diverged, tape
+from oars.adapt.tape import DONE, REQUEST, RESUMED, Diverged, tape
 from oars.adapt.torch import capture, played, reads, seams, standin
 from oars.adapt.torch.context import ctx
 
@@ -32,7 +32,6 @@ LOOK_EVERY = 0.2  # seconds
 BY_HAND_AFTER = 3  # steps without a loader: then the end of a step is a boundary
 PUT_OFF = 8  # boundaries at most, for variables that are yet to be differentiated
 BEFORE_THE_END = (300, 60)  # seconds before a job's time is over
-REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # between us and the supervisor
 
 
 class Snapshots:
@@ -66,11 +65,13 @@ class Snapshots:
         self.stepped = True
         self.without_loader += 1
 
-    def become_voice(self) -> None:
-        """The voice died and this rank speaks for the run: the tape and the snapshots are its from here on."""
-        tape.become_voice()
-        rewind.watch(ctx.record.folder)
-        self.last = self.looked = time.time(), self.steps
+    def lost(self, gone: list[int], phase: str) -> None:
+        """Ranks died: if this one speaks for the run now, the tape and the snapshots are its from here on."""
+        if ctx.record.voice and not tape.voice:
+            tape.become_voice()
+            self.last = self.looked = time.time(), self.steps
+            if not tape.playing:
+                rewind.watch(ctx.record.folder)
 
     def boundary(self, kind: str) -> None:
         """The script asks for a batch ("b"), or has made an optimizer step ("t")."""
@@ -83,8 +84,6 @@ class Snapshots:
             return
         if kind == "b":
             self.without_loader = 0
-        if getattr(ctx, "requeued", 0):  # a batch whose step was spoilt by a death waits to be handed out again
-            return
         if not self.stepped or (kind == "t" and self.without_loader < BY_HAND_AFTER):
             return
         self.stepped = False
@@ -115,7 +114,8 @@ class Snapshots:
                 due = (self.steps if want else self.last[1]) + self.steps_between
                 self.next_look = min(self.next_look, max(due, self.steps + 1))
         if ctx.world is not None:
-            want, stop, self.next_look = ctx.world.broadcast((want, stop, self.next_look))
+            look = want, stop, self.next_look
+            want, stop, self.next_look = ctx.world.broadcast(lambda: look)
         if self.mode is not None and not standin.stale:
             standin.leave_mode(self.mode)
             self.mode = None
@@ -165,7 +165,7 @@ class Snapshots:
                 header["tape"], sync = mark
                 self._write(header, blobs, sync, began)
         except Refused as why:
-            ctx.record.notice(f"no snapshot at step {self.steps}: {why}")
+            ctx.record.notice(f"no snapshot at step {ctx.record.steps}: {why}")
         except OSError as error:
             self._failed(error)
         finally:
@@ -187,7 +187,7 @@ class Snapshots:
         return header, blobs
 
     def _write(self, header: dict[str, Any], blobs: list, sync: int | None, began: float) -> None:
-        folder, step = ctx.record.folder, self.steps
+        folder, step = ctx.record.folder, ctx.record.steps
 
         def work() -> None:
             try:
@@ -231,7 +231,7 @@ class Snapshots:
             ctx.record.flush()
             _put(ctx.record.folder, DONE, "" if "error" in outcome or not outcome else str(outcome["step"]))
         if ctx.world is not None:
-            ctx.world.broadcast(None)
+            ctx.world.broadcast(lambda: None)
         time.sleep(600)
 
     # -- arriving
@@ -250,7 +250,7 @@ class Snapshots:
         self.resuming = None
         trouble = rewind.trouble()
         if ctx.world is not None:
-            trouble = next(filter(None, ctx.world.allgather(trouble)), "")
+            trouble = next(filter(None, _gathered(trouble)), "")
         if trouble:
             raise Diverged(trouble)
         if self.steps != header["steps"]:
@@ -265,7 +265,7 @@ class Snapshots:
             if self.gradients is not None:
                 self.gradients.pattern = header["pattern"]
             tape.set_clocks(header["clocks"])
-            rewind.end(voice, ctx.world is not None, record.folder, header["files"])
+            rewind.end(voice, record.folder, header["files"])
             tape.played_to()
             streams.begin()
         finally:
@@ -310,7 +310,19 @@ def _private_states() -> list[Any]:
     own = loaders._private
     mine = {"own": {k: _plain(v) for k, v in own._own.items()}, "times": own._times, "drawn": sorted(own._drawn_from),
             "started": {k: _plain(v) for k, v in own._started.items()}}
-    return ctx.world.allgather(mine)
+    return _gathered(mine)
+
+
+def _gathered(value: Any) -> list[Any]:
+    """Every living rank's ``value``."""
+    from oars.adapt.torch import lineage
+    from oars.engine.world import RankLost
+
+    while True:
+        try:
+            return ctx.world.allgather(value)
+        except RankLost:
+            lineage.renew()
 
 
 def _plain(value: Any) -> Any:
@@ -348,6 +360,8 @@ def install(gradients: Any) -> Snapshots:
     snapshots = Snapshots(gradients)
     seams.boundary, seams.stepped = snapshots.boundary, snapshots.made_step
     atexit.register(snapshots.finish)
+    if ctx.world is not None:
+        ctx.world.on_loss.append(snapshots.lost)
     seams.install(one_rank=ctx.world is None)
     reads.install()
     return snapshots

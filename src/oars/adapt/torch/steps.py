@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
+import json
 import os
 from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, offsets_of, own
 
 _params: list[torch.Tensor] = []
 _loss: Any = None
@@ -25,6 +27,7 @@ def install(torch_: Any, gradients: Any) -> None:
             gradients.stepped()
             loss = gradients.last_loss
         ctx.record.step(loss, ctx.samples)
+        ctx.stepped[id(optimizer)] = ctx.record.steps
         ctx.samples = 0
         if ctx.record.steps == ctx.plan.get("stop_after"):
             _leave_weights()
@@ -40,14 +43,36 @@ def install(torch_: Any, gradients: Any) -> None:
         for p in self.param_groups[-1]["params"]:
             if not any(p is q for q in _params):
                 _params.append(p)
+            ctx.optimizer_of[id(p)] = id(self)
             if gradients is not None:
                 gradients.track(p)
 
     Optimizer.add_param_group = add_param_group  # type: ignore[assignment,method-assign]
+    if gradients is not None:
+        _leave_out_steps(Optimizer, gradients)
     if os.environ.get("OARS_DIGEST"):
         atexit.register(digest)
     if gradients is None:
         _count_only()
+
+
+def _leave_out_steps(optimizer: Any, gradients: Any) -> None:
+    """A step whose gradients were lost with a rank, and could not be computed again, is left out."""
+    hooked = optimizer.profile_hook_step
+
+    def profile_hook_step(step: Any) -> Any:
+        inner = hooked(step)
+
+        @functools.wraps(inner)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if gradients.passing_over:
+                gradients.passing_over = False
+                return None
+            return inner(*args, **kwargs)
+
+        return wrapper
+
+    optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
 def _scaled_lr(lr: Any) -> Any:
@@ -82,6 +107,27 @@ def _count_only() -> None:
     dataloader._BaseDataLoaderIter.__next__ = noting_next  # type: ignore[method-assign]
 
 
+def write_ledger() -> None:
+    """``OARS_LEDGER=1``: the numbers of the samples this rank contributes to the exchange, one line a batch.
+
+    Written before it: of an exchange that failed there are lines of a later era, when it was done again.
+    """
+    lines = []
+    for iteration, batch, indices in ctx.handed:
+        first, rows = own(offsets_of(len(indices)))
+        mine = indices[first : first + rows]
+        lines.append(json.dumps({"iteration": iteration, "batch": batch, "of": len(indices), "era": ctx.era,
+                                 "samples": [int(i) for i in mine]}) + "\n")
+    fd = os.open(ctx.record.folder / f"ledger-{_name()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.write(fd, "".join(lines).encode())
+    os.close(fd)
+
+
+def _name() -> int:
+    """This rank's number at the start."""
+    return ctx.world.origin if ctx.world is not None else 0
+
+
 def _leave_weights() -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     import numpy as np
@@ -96,7 +142,7 @@ def digest(arrays: Any = None) -> None:
     """Write this rank's digest of all weights that optimizers have seen."""
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _params]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    path = ctx.record.folder / f"weights-digest-{ctx.rank}.txt"
+    path = ctx.record.folder / f"weights-digest-{_name()}.txt"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)

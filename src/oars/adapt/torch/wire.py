@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from oars.adapt.torch.context import Offsets, ctx, own
+from oars.engine.world import RankLost
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 _COMPLEX = {torch.complex64, torch.complex128}
@@ -26,8 +27,20 @@ def allreduce(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda and x.dtype not in _WIDER and ctx.nccl() is not None:
         return ctx.nccl().allreduce(x.detach().clone(memory_format=torch.contiguous_format))
     buffer = x.detach().to("cpu", _WIDER.get(x.dtype, x.dtype), memory_format=torch.contiguous_format, copy=True)
-    ctx.world.allreduce(buffer.numpy())
+    unless_spoilt(ctx.world.allreduce, buffer.numpy())
     return buffer.to(x.device, x.dtype)
+
+
+def unless_spoilt(collective: Any, *args: Any) -> None:
+    """In a backward during which a rank was lost: no messages any more; it only runs to its end, for what is above."""
+    if ctx.spoilt:
+        return
+    try:
+        collective(*args)
+    except RankLost:
+        if not ctx.going_back:
+            raise
+        ctx.spoilt = True
 
 
 def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
@@ -40,7 +53,7 @@ def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
     whole = torch.empty((offsets[-1], *shape), dtype=dtype)
     if width and len(whole):
-        ctx.world.allgather_rows(_bytes(rows, width), counts, _bytes(whole, width))
+        unless_spoilt(ctx.world.allgather_rows, _bytes(rows, width), counts, _bytes(whole, width))
     whole = whole.movedim(0, dim).contiguous() if dim else whole
     return whole.to(x.device)
 

@@ -1,0 +1,256 @@
+"""Lineage: rows remember how they were made, so that the living can make a dead rank's rows anew.
+
+Every operation of the script on rows, and every module call, is *performed*: when a rank is lost on the way, it begins
+anew with its arguments cut for the ranks that are left. Rows from before the loss are made again when they are used
+next: from the loader's sample numbers, through the same operations, with the same random numbers. The script sees none
+of this; its loop goes on with the values of the whole batch.
+
+A result that all ranks hold alike (a loss, a gathered tensor) keeps its value, which was complete. Where it has a graph
+it is a *boundary*: what is above it in the graph is the same on every rank, what is below belongs to rows. When a
+backward has to be done again, the gradients that arrived at its boundaries go back through graphs made anew
+(``gradients.py``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from oars.adapt import random
+from oars.adapt.torch import rows as rows_
+from oars.adapt.torch.context import ctx, offsets_of, own
+from oars.adapt.torch.rows import Rows, recent
+from oars.engine.world import RankLost
+
+_register_hook: Any = torch.Tensor.register_hook
+_DEEP = 500  # operations that rows go back to their samples
+arrived: Callable[..., None] = id  # type: ignore[assignment]  # told of gradients at boundaries; set by gradients.py
+
+
+class Irreplaceable(Exception):
+    """What was lost with a rank cannot be made anew."""
+
+
+class Entry:
+    """One operation: what was called, with what, in which mode, and what came out."""
+
+    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "plain",
+                 "state", "step")
+
+    def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
+        self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
+        self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
+        self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
+        self.era, self.step = ctx.era, ctx.record.steps
+        self.changes = call is rows_.change  # its first argument, in place
+        # Tensors that all ranks hold, as they were; parameters move on, see ``_moved_on``.
+        self.plain = [(a, a._version) for a in (*args, *kwargs.values())
+                      if isinstance(a, torch.Tensor) and not a.requires_grad]
+        known = (a.entry for a in (*args, *kwargs.values()) if isinstance(a, Ref) and a.entry is not None)
+        self.depth: int = 1 + max((entry.depth for entry in known), default=0)
+
+
+class Ref:
+    """Stands for a tensor among an entry's arguments: which operation gave it, in which place."""
+
+    __slots__ = ("entry", "place")
+
+    def __init__(self, entry: Entry | None, place: int) -> None:
+        self.entry, self.place = entry, place  # no entry: nobody knows any more
+
+
+UNKNOWN = Ref(None, 0)
+
+
+def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "") -> Any:
+    """``call(func, args, kwargs)``, again and again until no rank is lost on the way; its results remember it.
+
+    ``draws``: "" if it draws no random numbers, "torch" if from PyTorch's streams, "any" if perhaps from others too.
+    """
+    if ctx.busy:
+        return call(func, args, kwargs)
+    state = random.state(draws == "torch") if draws else None
+    refs = _before_change(args) if call is rows_.change else None
+    ctx.busy = True
+    try:
+        while True:
+            try:
+                if ctx.era:
+                    for a in tree_leaves((args, kwargs)):
+                        if isinstance(a, Rows) and a.era != ctx.era:
+                            refresh(a)
+                out = call(func, args, kwargs)
+                break
+            except RankLost:
+                renew()
+                if state is not None:
+                    random.restore(state)
+    finally:
+        ctx.busy = False
+    _remember(out, call, func, args, kwargs, state, refs)
+    return out
+
+
+rows_.perform = perform
+
+
+def renew() -> None:
+    """Adopt the ranks that are left."""
+    ctx.renew()
+    recent.clear()
+
+
+def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
+    """The rows of a loader's batch remember how to read them again."""
+    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None, ())
+
+
+def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any, refs: tuple | None) -> None:
+    entry = None
+    leaves: list[Any] = [out] if isinstance(out, torch.Tensor) else tree_leaves(out)
+    for place, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if not issubclass(kind, torch.Tensor):
+            continue
+        rows = kind is Rows
+        if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
+            continue
+        if entry is None:
+            refs = tuple(map(_ref, args)) if refs is None else refs
+            entry = Entry(call, func, refs, {k: _ref(v) for k, v in kwargs.items()}, state)
+        if rows:
+            leaf.made, leaf.version = Ref(entry, place), leaf.local._version
+            entry.outs[place] = weakref.ref(leaf)
+            if entry.depth > _DEEP and not leaf.local.requires_grad:
+                _root(leaf)
+        else:
+            leaf._oars_made = Ref(entry, place)
+            leaf.grad_fn.metadata["oars"] = leaf._oars_made
+            _register_hook(leaf, partial(_arrive, entry, place))
+
+
+def _root(rows: Rows) -> None:
+    """Rows with a long history (a state carried from batch to batch) begin a new one, from their whole."""
+    full = rows_.whole(rows, "lineage")
+    rows.mirror = None
+    entry = Entry(_cut, (full, rows.dim_), (), {}, None)
+    entry.outs[0] = weakref.ref(rows)
+    rows.made = Ref(entry, 0)
+
+
+def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:
+    full, dim = func
+    offsets = offsets_of(full.shape[dim])
+    return Rows(full.narrow(dim, *own(offsets)), offsets, dim)
+
+
+def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
+    arrived(entry, place, grad)
+
+
+def _ref(a: Any) -> Any:
+    if isinstance(a, Rows):
+        return a.made if a.made is not None and a.local._version == a.version else UNKNOWN
+    if isinstance(a, torch.Tensor):
+        # With a graph it is needed anew, as there is a new graph behind it; else its value will do.
+        return getattr(a, "_oars_made", a) if a.requires_grad and torch.is_grad_enabled() else a
+    if isinstance(a, (list, tuple, dict)):
+        return tree_map(_ref, a, is_leaf=lambda x: isinstance(x, torch.Tensor))
+    return a
+
+
+def _before_change(args: tuple) -> tuple:
+    """References to what an operation that changes its first argument is given, before it does."""
+    refs = tuple(map(_ref, args))
+    rows, value = args[0], args[-1]
+    if refs[0] is UNKNOWN and isinstance(rows, Rows) and isinstance(value, Rows) and refs[-1] is not UNKNOWN and (
+            value.local.untyped_storage().data_ptr() == rows.local.untyped_storage().data_ptr()):
+        # ``x[:, 0] *= 2`` is a view, a change of it, and an assignment of it: the assignment tells all.
+        return (rows.made or UNKNOWN, *refs[1:])
+    return refs
+
+
+def refresh(rows: Rows, used: bool = False) -> None:
+    """Rows from before a loss: make them anew."""
+    _made(_ref(rows), {}, used)
+
+
+def current(a: Any) -> Any:
+    """A tensor as it is: a boundary from before a loss is made anew, with a graph that is not used up."""
+    made = None if isinstance(a, Rows) else getattr(a, "_oars_made", None)
+    return again(made.entry, {}, True)[made.place] if made is not None and made.entry.era != ctx.era else a
+
+
+def again(entry: Entry, memo: dict, used: bool = False) -> list:
+    """Do an operation again and return all it results in; rows the script still has are brought up to date.
+
+    ``memo``: what has been done again already. ``used``: the graphs there are have been gone back through already.
+    """
+    if entry in memo:
+        return memo[entry]
+    args, kwargs = tree_map(lambda a: _made(a, memo, used) if isinstance(a, Ref) else a, (entry.args, entry.kwargs),
+                            is_leaf=lambda a: isinstance(a, Ref))
+    if any(a._version != version for a, version in entry.plain):
+        raise Irreplaceable("what rows were computed from has been changed in place since")
+    if entry.step != ctx.record.steps and _moved_on(entry):
+        ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with today's "
+                          "weights")
+    if entry.changes:  # in place: not what others of this memo use
+        first = args[0]
+        args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])
+    now = random.state() if entry.state is not None else None
+    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, True
+    try:
+        with ExitStack() as modes:
+            modes.enter_context(torch.set_grad_enabled(entry.grad))
+            for device, dtype in entry.autocast:
+                modes.enter_context(torch.autocast(device, dtype=dtype))
+            if now is not None:
+                random.restore(entry.state)
+            results = tree_leaves(entry.call(entry.func, args, kwargs))
+    finally:
+        ctx.busy, ctx.again = busy, before
+        if now is not None:
+            random.restore(now)
+    entry.era = ctx.era
+    memo[entry] = results
+    for place, ref in entry.outs.items():
+        rows = ref()
+        if rows is not None and rows.made is not None and rows.made.entry is entry:
+            new = results[place]
+            rows.local, rows.offsets, rows.dim_, rows.mirror, rows.era = new.local, new.offsets, new.dim_, None, ctx.era
+            rows.version = new.local._version
+    return results
+
+
+def _moved_on(entry: Entry) -> bool:
+    """Whether weights that an operation used have been changed since by an optimizer."""
+    if isinstance(entry.func, torch.nn.Module):
+        used: Any = entry.func.parameters()
+    else:
+        used = (a for a in tree_leaves((entry.args, entry.kwargs)) if isinstance(a, torch.Tensor))
+    return any(ctx.stepped.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.step for p in used)
+
+
+def _made(ref: Ref, memo: dict, used: bool) -> Any:
+    """The tensor a reference stands for, of this era."""
+    entry, place = ref.entry, ref.place
+    if entry is None:
+        raise Irreplaceable("rows that were changed in place, through a view of them, or that came from .grad")
+    known = entry.outs.get(place)
+    rows = known() if known is not None else None
+    if (rows is not None and rows.made is not None and rows.made.entry is entry and rows.era == ctx.era
+            and not (used and rows.local.grad_fn is not None)):
+        return rows
+    return again(entry, memo, used)[place]
+
+
+def _autocast() -> list[tuple[str, torch.dtype]]:
+    return [(device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if
+            torch.is_autocast_enabled(device)]

@@ -1,0 +1,74 @@
+"""What a rank does when others die: takes over as the voice if it is its turn, and leaves together with the living."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from oars.adapt import files
+from oars.run.record import Record
+from oars.run.stdin import take_stdin
+
+
+class Survivor:
+    """One rank's part in outliving others."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any], world: Any, hosts: dict[int, str], record: Record,
+                 stdin: str) -> None:
+        self.folder, self.plan, self.world, self.hosts = folder, plan, world, hosts
+        self.record, self.stdin = record, stdin
+        self.started = len(world.node_of)
+        world.on_loss.append(self.lost)
+        if world.era:
+            self._tell(sorted(set(range(self.started)) - set(world.members)), "start", world.members)
+
+    def lost(self, gone: list[int], phase: str) -> None:
+        """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
+        if self.world.rank == 0:
+            self.take_over()
+        self._tell(gone, phase, self.world.members)
+
+    def take_over(self) -> None:
+        """This is the first rank now: its files and its output are the run's."""
+        if self.record.voice:
+            return
+        if "stop_after" not in self.plan and not self.record.played:  # then no rank's files are real
+            files.promote()
+        self.record.become_voice()
+        try:
+            take_stdin(self.stdin)
+        except OSError:  # nobody serves it any more: the run is ending
+            pass
+
+    def leave(self) -> None:
+        """The script has ended here. Wait until it has everywhere, so that nobody takes this rank's end for a death."""
+        self.record.close()
+        self.world.board.enter("end")
+        reported: set[int] = set()
+        while True:
+            fallen = self.world.fallen()  # those who left in good order too
+            dead = {m for m in fallen if not self._ended(m)}
+            living = [m for m in self.world.members if m not in dead]
+            summary = (self.folder / "summary.json").exists()  # the voice's last word
+            first = next(m for m in self.world.members if m not in fallen)
+            if not summary and first == self.world.origin and not self.record.voice:
+                self.take_over()
+                self.record.close()
+            if new := sorted(dead - reported):
+                reported |= dead
+                self._tell(new, "end", living)
+                self.record.close()
+            if all(map(self._ended, living)) and summary:
+                return
+            time.sleep(0.002)
+
+    def _ended(self, rank: int) -> bool:
+        return (self.folder / f"exit-{rank}.json").exists()
+
+    def _tell(self, gone: list[int], phase: str, living: list[int]) -> None:
+        self.record.lost(gone, [self.hosts.get(r, "?") for r in gone], phase, len(living))
+        if self.record.voice:
+            for rank in set(range(self.started)) - set(living):  # all: whoever had to say it before may be dead too
+                os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))

@@ -1,0 +1,49 @@
+"""Ranks die at every kind of moment; the training must not show it. ``make chaos`` runs 200 random ones."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from chaos import Voyage, sail, wrong_with  # noqa: E402
+
+VOYAGES = {
+    "at the start": Voyage(3, [], [[2, "start", 1]]),
+    "in the forward pass": Voyage(3, [], [[1, "forward", 12]]),
+    "in the middle of backward, rank 0": Voyage(2, ["--penalty", "0.001"], [[0, "in backward", 61]]),
+    "in two collectives": Voyage(4, [], [[1, "in allreduce", 9], [3, "behind allreduce", 30]]),
+    "while gradients accumulate": Voyage(3, ["--accumulate", "3"], [[2, "in allreduce", 44]]),
+    "two at once in the exchange, then in an optimizer step": Voyage(
+        4, [], [[0, "in exchange", 6], [3, "in exchange", 6], [1, "in optimizer", 15]]),
+    "during recovery from another death": Voyage(4, [], [[2, "in exchange", 5], [1, "recovery", 1]]),
+    "rank 0 after a recovery, the next while it takes over": Voyage(
+        4, ["--handmade"], [[3, "in allreduce", 40], [0, "recovered", 1], [1, "taking over", 1]]),
+    "in evaluation, with loader workers": Voyage(2, ["--workers", "1"], [[1, "batch", 15]]),
+    "at the very end, rank 0": Voyage(3, [], [[0, "end", 1]]),
+    "at random times": Voyage(4, [], [], [(0, 0.9), (2, 1.1), (1, 1.5)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VOYAGES)
+def test_ranks_die(name, tmp_path):
+    assert wrong_with(VOYAGES[name], tmp_path) == ""
+
+
+def test_a_death_within_a_step_equals_a_planned_one_before_it_to_the_bit(tmp_path):
+    """Rank 1 leaves before step 9 (before its batch is cut), or dies somewhere in step 9: the same weights."""
+    weights = {}
+    for point in (["batch", 9], ["end of backward", 9], ["in exchange", 9], ["batch", 10]):
+        folder = tmp_path / "-".join(map(str, point))
+        folder.mkdir()
+        code, _, err = sail(Voyage(3, [], [[1, *point]]), folder)
+        assert code == 0, err
+        run = folder / "oars-runs/it"
+        lost = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if '"lost"' in line]
+        assert [(event["ranks"], event["step"], event["left"]) for event in lost] == [([1], point[1], 2)]
+        weights[str(point)] = (run / "weights-digest-0.txt").read_text()
+        assert weights[str(point)] == (run / "weights-digest-2.txt").read_text()
+    planned, *within, next_step = weights.values()
+    assert within == [planned] * len(within)
+    assert next_step != planned  # or the test could not tell
