@@ -232,3 +232,24 @@ def test_a_snapshot_that_cannot_be_written_is_one_line_and_training_goes_on(tmp_
     said = [line for line in done.stderr.splitlines() if "snapshot" in line]
     assert len(said) == 1 and "training goes on, there is none yet" in said[0], told(done)
     assert ("File too large" if what == "a full disk" else "Not a directory") in said[0] or "File exists" in said[0]
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["resume"], "the following arguments are required: RUN; see oars resume --help"),
+    (["resume", "nosuch"], "no such run: neither nosuch nor oars-runs/nosuch is a run folder"),
+    (["resume", "broken"], "oars-runs/broken has no readable run.json: it is no run folder"),
+    (["resume", "empty"], "oars-runs/empty holds no snapshot: it has finished, or never came to one"),
+    (["resume", "spoilt"], "oars-runs/spoilt holds no usable snapshot"),
+    (["run", "--snapshot", "10", "train.py"], "--snapshot 10 is no period: use 30s, 10m, 2h, 100steps, or off"),
+])
+def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(tmp_path, args, says):
+    (tmp_path / "train.py").write_text("")
+    for name in ("broken", "empty", "spoilt"):
+        (tmp_path / "oars-runs" / name).mkdir(parents=True)
+        plan = {"script": "train.py", "args": [], "module": False, "cwd": str(tmp_path), "ranks": 1}
+        (tmp_path / "oars-runs" / name / "run.json").write_text("{" if name == "broken" else json.dumps(plan))
+    (tmp_path / "oars-runs/spoilt/snapshots").mkdir()
+    (tmp_path / "oars-runs/spoilt/snapshots/00000003.snap").write_bytes(b"OARSNAP1")
+    done = oars(tmp_path, *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"oars: {says}"

@@ -162,6 +162,7 @@ class Snapshots:
             if ctx.record.voice:
                 if mark is None:
                     raise OSError(None, tape.trouble)
+                ctx.record.flush()  # a snapshot's steps are told, whatever happens next
                 header["tape"], sync = mark
                 self._write(header, blobs, sync, began)
         except Refused as why:
