@@ -206,6 +206,20 @@ def test_models_averages_scalers_closures_workers_and_own_checkpoints_come_back(
     assert printed.startswith(done.stdout) and printed.endswith(rest.stdout) and len(rest.stdout.splitlines()) >= 2
 
 
+def test_after_the_first_ranks_death_the_next_one_takes_snapshots(tmp_path):
+    whole, folder = stand(tmp_path / "whole"), stand(tmp_path / "cut")
+    done = oars(whole, "run", "-n", "2", "--name", "r", "hand.py", DIE="12")
+    assert done.returncode == 0 and "1 death survived" in done.stderr, told(done)
+    first = oars(folder, "run", "-n", "2", "--name", "r", "--snapshot", "10steps", "hand.py", DIE="12", KILL="27")
+    assert first.returncode != 0 and snaps(folder)[-1] >= 20, told(first)
+    rest = oars(folder, "resume", "r", "-n", "1")
+    assert rest.returncode == 0, told(rest)
+    assert done.stdout.endswith(rest.stdout) and len(rest.stdout.splitlines()) >= 4
+    assert losses(folder) == losses(whole)
+    for name in ("table.csv", "appended.txt"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
 NARROW = """
 import os, torch
 from torch import nn

@@ -336,7 +336,8 @@ def put_back(state: dict[str, Any], blobs: list[Blob]) -> None:
                 thing.load_state_dict({**thing.state_dict(), **{key: get(v) for key, v in held.items()}})
     for scaler in seams.made["scalers"]:
         for tensor in (scaler._scale, scaler._growth_tracker):
-            standin.fresh(tensor)
+            if tensor is not None:
+                standin.fresh(tensor)
     if len(kept.kept) < len(state["kept"]):
         raise Diverged(f"it kept {len(state['kept'])} objects with oars.keep the first time, and {len(kept.kept)} now")
     kept.restore([get(s) for s in state["kept"]])

@@ -23,6 +23,7 @@ from torch.utils.data import dataloader as dataloader_
 from oars.adapt.streams import streams
 from oars.adapt.tape import tape
 from oars.adapt.torch import kinds, played, standin
+from oars.adapt.torch.context import ctx
 
 boundary: Callable[[str], None] = print  # set by snapshots
 stepped: Callable[[Any], None] = id  # type: ignore[assignment]
@@ -51,7 +52,8 @@ def number(of: WeakKeyDictionary, thing: Any, kind: str) -> None:
 
 def _calling(inner: Any) -> Any:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if tape.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
+        # ``ctx.busy``: rows that were lost with a rank are being made again.
+        if tape.busy or ctx.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
             return inner(self, *args, **kwargs)
         return _region(functools.partial(inner, self), self, args, kwargs)
 
@@ -108,7 +110,7 @@ def _compiling(inner: Any) -> Any:
 def _passed_over(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if tape.busy or torch.compiler.is_compiling():
+        if tape.busy or ctx.busy or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         return _region(function, call, args, kwargs)
 

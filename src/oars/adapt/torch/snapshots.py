@@ -169,6 +169,8 @@ class Snapshots:
             ctx.record.notice(f"no snapshot at step {ctx.record.steps}: {why}")
         except OSError as error:
             self._failed(error)
+        except Exception as error:  # of the script's own objects, or ours: no reason to end a training
+            ctx.record.notice(f"no snapshot at step {ctx.record.steps}: {type(error).__name__}: {error}")
         finally:
             tape.busy -= 1
         if stop:
