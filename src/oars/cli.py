@@ -12,6 +12,11 @@ examples:
   oars run -n 4 train.py --epochs 3        # what follows the script goes to the script
   oars run -n 4 -m package.module --lr 0.1
 """
+RESUME = """\
+examples:
+  oars resume train-20260102-120000        # a run of oars-runs, from its newest snapshot
+  oars resume oars-runs/big -n 8           # on another number of ranks
+"""
 VERIFY = """\
 example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
@@ -41,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
             from oars.run.doctor import doctor
 
             return doctor()
+        if args.verb == "resume":
+            from oars.run.resume import resume
+
+            return resume(args.run, args.ranks, args.quiet, args.snapshot)
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
         if args.verb == "verify":
@@ -57,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """How the script is to be spread, as the adapters find it in the plan."""
-    from oars.run.plan import UsageError
+    from oars.run.plan import UsageError, snapshot_plan
 
     if args.scale_lr and args.batch != "keep":
         raise UsageError("--scale-lr is for the larger batch of --batch keep; with --batch split the batch, and so "
@@ -67,6 +76,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
+        "snapshot": snapshot_plan(args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
     }
@@ -74,7 +84,9 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--stall", "--on-stall", "--steps"}
+    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--stall", "--on-stall", "--steps", "--snapshot"}
+    if argv[:1] == ["resume"]:  # it knows its script
+        return argv, None
     at = 1
     while at < len(argv):
         word = argv[at]
@@ -136,6 +148,13 @@ def parser() -> Parser:
     run.add_argument("--on-stall", choices=("report", "drop", "abort"),
                      help="then only report it, drop that rank, or stop the run (default: report, and drop after five "
                      "more such periods if the rank shows no sign of life)")
+    _snapshot(run)
+
+    again = verb("resume", "go on with a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)
+    again.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
+    _ranks(again)
+    again.add_argument("--quiet", action="store_true", help="no live status line")
+    _snapshot(again)
 
     check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)
@@ -144,6 +163,11 @@ def parser() -> Parser:
 
     verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
     return top
+
+
+def _snapshot(verb: Parser) -> None:
+    verb.add_argument("--snapshot", metavar="PERIOD", help="take snapshots every 30s, 10m, 2h or 100steps; off: never "
+                      "(default: on SIGUSR1, before SIGTERM ends the run, before a scheduler's time limit)")
 
 
 def _ranks(verb: Parser) -> None:

@@ -13,25 +13,26 @@ import time
 from typing import Any
 
 from oars.adapt import random
+from oars.adapt.tape import tape
 
 _NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
 def install(world: Any) -> None:
-    """Patch ``time``'s clocks; nothing on one rank."""
-    if world is None:
-        return
+    """Patch ``time``'s clocks; on one rank, only to record what they told (``oars.adapt.tape``)."""
     pid, main = os.getpid(), threading.main_thread()
 
-    def agreed(clock: Any) -> Any:
+    def agreed(name: str, clock: Any) -> Any:
+        one = clock if world is None else lambda: world.broadcast(clock)
+
         @functools.wraps(clock)
         def read() -> Any:
             if os.getpid() != pid or threading.current_thread() is not main or random.inside():
                 return clock()
-            return world.broadcast(clock)
+            return one() if tape.busy else tape.time(name, one)
 
         return read
 
     for name in _NAMES:
         true = getattr(time, name)
-        setattr(time, name, random.for_scripts(true, agreed(true)))
+        setattr(time, name, random.for_scripts(true, agreed(name, true)))

@@ -43,7 +43,7 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **o
         "module": module,
         "ranks": ranks,
         **options,
-        "seed": int.from_bytes(os.urandom(4), "little") >> 1,
+        "seed": options.get("seed", int.from_bytes(os.urandom(4), "little") >> 1),
         "gpus": gpus,
         "cores": cores,
         "host": socket.gethostname(),
@@ -54,6 +54,38 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **o
         "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
         "versions": versions(),
     }
+
+
+def snapshot_plan(text: str | None) -> dict[str, Any] | None:
+    """When snapshots are taken: ``10m``, ``30s``, ``2h``, ``100steps``; None for ``off``. Without a period, before the
+    end that a scheduler has set, and when a signal comes."""
+    if text == "off":
+        return None
+    when: dict[str, Any] = {}
+    if text is not None:
+        given = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|steps?)", text)
+        if given is None or not float(given[1]):
+            raise UsageError(f"--snapshot {text} is no period: use 30s, 10m, 2h, 100steps, or off")
+        unit = given[2].rstrip("s") or "s"
+        when["steps" if unit == "step" else "seconds"] = (
+            max(1, int(float(given[1]))) if unit == "step" else float(given[1]) * {"s": 1, "m": 60, "h": 3600}[unit])
+    end = job_end()
+    return {**when, "end": end} if end else when
+
+
+def job_end() -> float | None:
+    """When the scheduler will end this job, in seconds since 1970, where it says so."""
+    environ = os.environ
+    for name in ("SLURM_JOB_END_TIME", "COBALT_ENDTIME"):
+        if environ.get(name, "").isdecimal():
+            return float(environ[name])
+    if environ.get("PBS_WALLTIME", "").isdecimal():  # a length: the job began when its list of nodes was written
+        try:
+            began = os.stat(environ.get("PBS_NODEFILE", "")).st_mtime
+        except OSError:
+            began = time.time()
+        return began + float(environ["PBS_WALLTIME"])
+    return None
 
 
 def check_script(script: str) -> None:
@@ -115,7 +147,9 @@ def make_folder(name: str | None, plan: dict[str, Any]) -> Path:
 
 def write_plan(folder: Path, plan: dict[str, Any]) -> None:
     """Put the plan where the ranks and the watchers read it."""
-    (folder / "run.json").write_text(json.dumps(plan, indent=1) + "\n")
+    part = folder / ".run.json.part"
+    part.write_text(json.dumps(plan, indent=1) + "\n")
+    os.replace(part, folder / "run.json")
 
 
 def versions() -> dict[str, str]:

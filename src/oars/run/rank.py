@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt import files
+from oars.adapt.tape import Diverged, tape
 from oars.run.launch import RANK_VARIABLES
 from oars.run.plan import available_cores, error_file
 from oars.run.record import Record
@@ -54,6 +55,8 @@ def main() -> None:
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
     code = run_script(plan["script"], plan["args"], plan["module"], ends.failed)
+    if tape.playing:
+        ends.diverged("it ended before")
     ends.script_ended(code)
     if world is None:
         sys.exit(code)
@@ -160,14 +163,17 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
     from oars.adapt.files.imports import when_imported
 
-    verified = "stop_after" in plan
-    if world is not None or verified:  # a verified script draws alike on one rank and on many, seeded or not
-        from oars.adapt import clock, random
+    verified, snapshots = "stop_after" in plan, plan.get("snapshot") is not None
+    many = world is not None
+    if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
+        from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
         clock.install(world)
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
+    if snapshots:
+        when_imported("torch", rewind.watch_torch)
 
     def torch_imported(_: Any) -> None:
         import oars.adapt.torch
@@ -175,8 +181,21 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         oars.adapt.torch.install(world, plan, record)
 
     when_imported("torch", torch_imported)
-    if world is not None or verified:  # ... and must not find what its first run wrote: then no rank's files are real
+    if "resume" in plan:
+        from oars.adapt.snapshot_file import FOLDER, read
+
+        header = read(folder / FOLDER / plan["resume"])[0]
+        record.played = True
+        rewind.begin(rank, folder, header["files"])
+        tape.begin(folder, record.voice, header["tape"])
+        tape.strict = header["ranks"] == plan["ranks"]
+        return
+    if many or verified:  # ... and must not find what its first run wrote: then no rank's files are real
         files.install(rank, record.voice and not verified, folder / "files", same_for_all=(folder,))
+    if snapshots:
+        tape.begin(folder, record.voice)
+        if record.voice:
+            rewind.watch(folder)
 
 
 class Alone:
@@ -214,6 +233,8 @@ class Ends:
 
     def failed(self, error: BaseException) -> None:
         """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""
+        if (tape.playing or isinstance(error, Diverged)) and os.getpid() == self.pid:
+            self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
         sys.stderr.flush()
         start = os.fstat(2).st_size
         print_error(error)
@@ -224,6 +245,13 @@ class Ends:
             file.seek(start)
             text = file.read().decode(errors="replace")
         _write(self.folder, f"error-{self.rank}.json", {"text": text})
+
+    def diverged(self, how: str) -> None:
+        """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
+        text = f"cannot resume {self.folder.name}: "
+        text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
+        _write(self.folder, f"error-{self.rank}.json", {"usage": text})
+        _exit(2)
 
     def script_ended(self, code: int) -> None:
         """The script's own code is done; its threads and atexit handlers follow."""
@@ -259,6 +287,14 @@ class Ends:
                     except (OSError, ValueError):
                         pass
                 _exit(0)
+
+
+def _last_line(error: BaseException) -> str:
+    import traceback
+
+    lines = traceback.extract_tb(error.__traceback__)
+    where = f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}: " if lines else ""
+    return where + "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
 
 
 def _leave_child(code: int) -> None:

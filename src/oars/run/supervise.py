@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.run import launch, stall
+from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
@@ -32,15 +33,19 @@ TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is kil
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
 STARTS = 3  # how often ranks are started when some die before the script has begun
+MARKS = re.compile(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+                   rf"|({REQUEST}|{DONE}|{RESUMED})$")
 
 
 class Supervisor:
     """One run, from the first process to the last."""
 
-    def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, plan: dict[str, Any], show: bool = True, quiet: bool = False,
+                 lock: int | None = None) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
-        self.screen = Screen(folder, show, quiet, plan["one_stream"])
+        self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
         self.stall = stall.Watch(folder, plan, self.screen)
+        self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
@@ -48,10 +53,11 @@ class Supervisor:
         self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
+        self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
         """Run to the end and return the exit code; errors have been shown, the closing line has not."""
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.signal(number, lambda got, frame: self.signals.append(got)) for number in caught}
         try:
             for _ in range(STARTS):
@@ -75,12 +81,12 @@ class Supervisor:
                 self.stdin.close()
             self.stall.close()
             for name in os.listdir(self.folder):
-                if re.match(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$",
-                            name):
+                if MARKS.match(name):
                     os.unlink(self.folder / name)
             shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
             for number, handler in before.items():
                 signal.signal(number, handler)
+            os.close(self.lock)
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
@@ -117,11 +123,20 @@ class Supervisor:
                 self._look()
             while self.signals:
                 number = self.signals.pop(0)
+                if number == signal.SIGUSR1:
+                    if not self.snapshots.ask(stop=False):
+                        self.screen.say("no snapshot yet: the script has made no optimizer step")
+                    continue
+                if number == signal.SIGTERM and self.snapshots.leaving is None and self.snapshots.ask(stop=True):
+                    self.stopped_by = number
+                    continue
                 if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
                     self.stopped_by = self.stopped_by or number
                     return self._kill_all()
                 interrupted_at, self.stopped_by = now, number
                 self._interrupt()
+            if self.snapshots.answered(now, self.seen):
+                return self._kill_all()
             if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
                 return self._kill_all()
             if self._failed_for(now) or self.stall.look(now, self.seen):
@@ -147,7 +162,8 @@ class Supervisor:
         """Nothing of the script has run: begin again."""
         self._kill_all()
         for name in os.listdir(self.folder):
-            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name):
+            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name) and not (
+                    "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
                 os.unlink(self.folder / name)
         self.screen.begin()
         self.screen.say("a rank died while the ranks were starting: they are started again")
@@ -210,6 +226,8 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
+        if self.stopped_by == signal.SIGTERM:
+            self.snapshots.say_kept()
         if self.stall.aborted:
             return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}

@@ -34,7 +34,7 @@ class Survivor:
         """This is the first rank now: its files and its output are the run's."""
         if self.record.voice:
             return
-        if "stop_after" not in self.plan:  # in a verified run no rank's files are real
+        if "stop_after" not in self.plan and not self.record.played:  # then no rank's files are real
             files.promote()
         self.record.become_voice()
         try:

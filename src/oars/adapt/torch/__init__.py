@@ -14,7 +14,7 @@ def install(world: Any, plan: dict, record: Any) -> None:
     """Patch PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
     import torch
 
-    from oars.adapt.torch import steps
+    from oars.adapt.torch import snapshots, steps
     from oars.adapt.torch.context import ctx
 
     ctx.record, ctx.plan = record, plan
@@ -32,3 +32,7 @@ def install(world: Any, plan: dict, record: Any) -> None:
         for part in (noise, norm, calls, functions, hooks, loaders):
             part.install()
     steps.install(torch, gradients)
+    if plan.get("snapshot") is not None:
+        taking = snapshots.install(gradients)
+        if "resume" in plan:
+            taking.play(record.folder, plan["resume"])

@@ -1,0 +1,86 @@
+"""``oars resume``: go on with a run from its newest good snapshot, in the same folder, on the same or other ranks.
+
+The script runs from its beginning, but what it did before the snapshot is played, not done (``oars.adapt.tape``);
+nothing in the folder is changed before the snapshot's place is reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from oars.adapt.snapshot_file import newest, read
+from oars.adapt.tape import FOLDER, read_tape
+from oars.run.asking import take_lock
+from oars.run.plan import UsageError, make_plan, snapshot_plan
+from oars.run.run import add_mpi, finish, start
+from oars.run.screen import complain
+from oars.run.supervise import MARKS, Supervisor, sweep
+
+
+def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
+    """Resume a run and return its exit code."""
+    folder = find(run)
+    try:
+        old = json.loads((folder / "run.json").read_text())
+        script, args, module, cwd = old["script"], old["args"], old["module"], old["cwd"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder} has no readable run.json: it is no run folder") from None
+    lock = take_lock(folder)  # refuses a run that is going
+    if not (folder / FOLDER).is_dir():
+        raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
+    path, refused = newest(folder, lambda header: check(folder, header))
+    for line in refused:
+        complain(line)
+    if path is None:
+        raise UsageError(f"{folder} holds no usable snapshot")
+    folder = folder.resolve()
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise UsageError(f"the run was started in {cwd}, where nobody can go now ({error.strerror})") from None
+    plan = make_plan(script, args, module, ranks or old["ranks"], **changed(old, period, path.name))
+    if plan["batch"] == "keep" and plan["ranks"] != old["ranks"]:
+        raise UsageError(f"with --batch keep the batch grows with the ranks: resume with -n {old['ranks']}")
+    if plan["ranks"] > 1:
+        add_mpi(plan)
+    folder = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+    return go_on(folder, {**plan, "started": old["started"]}, quiet, lock)
+
+
+def find(run: str) -> Path:
+    """The run folder that is meant."""
+    for folder in (Path(run), Path("oars-runs", run)):
+        if (folder / "run.json").is_file():
+            return folder
+    raise UsageError(f"no such run: neither {run} nor {Path('oars-runs', run)} is a run folder")
+
+
+def check(folder: Path, header: dict[str, Any]) -> None:
+    """Whether the part of the tape that belongs to a snapshot is good; Damaged if not."""
+    read_tape(folder, header["tape"])
+
+
+def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str, Any]:
+    """The options of the new plan: the old ones, but for when the next snapshots are due."""
+    again = snapshot_plan(period)
+    if period is None and again is not None:
+        again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
+    kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
+    return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
+
+
+def go_on(folder: Path, plan: dict[str, Any], quiet: bool, lock: int) -> int:
+    """Clear away what a run that was killed has left, and run."""
+    sweep(folder)
+    for name in os.listdir(folder):
+        if MARKS.match(name) or name.startswith("error-") or name == "summary.json":
+            os.unlink(folder / name)
+    shutil.rmtree(folder / "files", ignore_errors=True)
+    step = read(folder / FOLDER / plan["resume"])[0]["step"]
+    supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
+    supervisor.screen.say(f"going on from the snapshot of step {step}")
+    return finish(folder, plan, supervisor, start(folder, plan, supervisor))
