@@ -44,13 +44,14 @@ class World:
         self._mpi = MPI
         if survives:
             comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.patient, self.survives, self.board = patient, survives, board
+        self.survives, self.board = survives, board
         self.comm = comm
         self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        nodes = comm.allgather(node.bcast(comm.rank if node.rank == 0 else None))
+        told = comm.allgather((node.bcast(comm.rank if node.rank == 0 else None), patient))
         node.Free()
-        self.node_of = dict(enumerate(nodes))  # every rank there was at the start
+        self.patient = any(patient for _, patient in told)  # all wait alike: MPI has other messages for either
+        self.node_of = {rank: first for rank, (first, _) in enumerate(told)}  # every rank there was at the start
         self.members: list[int] = list(self.node_of)  # the living, by their numbers at the start
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.

@@ -59,6 +59,7 @@ class Case:
         self.stall, self.slots, self.at = stall, slots, at
         self.file: str | None = None  # with every stack, in the run folder
         self.looks: dict[int, stacks.Look] = {}
+        self.silent: set[str] = set()  # hosts of which nothing is heard
         self.lines: list[str] = []
         self.full = ""
         self.told_at: float | None = None
@@ -136,8 +137,10 @@ def state_of(case: Case, rank: int, folder: Path) -> str:
         return f"has ended its script (exit code {code}), after collective {slot.done:,}"
     if not slot.pid:
         return "has not come up yet"
+    if slot.host in case.silent:
+        return f"is on {slot.host}, of which nothing is heard: the host is down, or cut off"
     if found is None:
-        return f"could not be looked at from here: try py-spy dump --pid {slot.pid} on {slot.host}"
+        return f"could not be looked at: try py-spy dump --pid {slot.pid} on {slot.host}"
     if not found.state or found.state in "ZX":
         return "has died, and MPI has not told the others"
     if found.state == "T":

@@ -22,9 +22,11 @@ from typing import Any
 from oars.run import launch, stall
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
+from oars.run.reach import Reach, missing_hosts
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
+from oars.run.sweep import sweep
 
 POLL = 0.02  # seconds between looks at the voice's output
 OTHERS_MAY_FAIL_TOO = 1.0  # after the first failure: ranks that fail alike get to say so, the voice above all
@@ -33,7 +35,8 @@ TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is kil
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+                   r"|(orders|answer|gone|start)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED})$")
 
 
@@ -44,7 +47,8 @@ class Supervisor:
                  lock: int | None = None) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
         self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
-        self.stall = stall.Watch(folder, plan, self.screen)
+        self.reach = Reach(folder)
+        self.stall = stall.Watch(folder, plan, self.screen, self.reach)
         self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
@@ -53,6 +57,9 @@ class Supervisor:
         self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
+        self.started_at = 0.0
+        self.missing = ""  # hosts, and how they were missed
+        self.left_at: float | None = None
         self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
@@ -95,10 +102,11 @@ class Supervisor:
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
-        mpirun = launch.mpirun_command(self.plan)
         self.stall.start()
         self.stdin = StdinServer()
         env[STDIN_VARIABLE] = self.stdin.path
+        mpirun = launch.mpirun_command(self.plan, env)
+        self.started_at = time.monotonic()
         with open(self.folder / "mpirun.log", "ab") as log:
             self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
@@ -143,6 +151,8 @@ class Supervisor:
                 return self._kill_all()
             if self._died_at_start():
                 return self._start_over()
+            if "hosts" in self.plan and (self._left(now) or self._never_came(now)):
+                return self._kill_all()
         if end is not None:
             os.close(end)
         self._look()
@@ -153,16 +163,30 @@ class Supervisor:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
         if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
-        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")):
+        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")) and not any(
+                name.startswith("dead-") for name in self.seen):
             return False
         self.begun = any(name.startswith("pid-") for name in os.listdir(self.folder))  # looked at after the death
         return not self.begun
+
+    def _never_came(self, now: float) -> bool:
+        """Whether a host is missing, and the ranks of the others would wait for it for ever."""
+        if not self.begun and not any(name.startswith("pid-") for name in self.seen):
+            self.missing = missing_hosts(self.plan["hosts"], self.seen, now - self.started_at)
+        return bool(self.missing)
+
+    def _left(self, now: float) -> bool:
+        """Whether all living ranks have left, but mpirun still waits for those of a dead host."""
+        if not self._all("left-{}"):
+            return False
+        self.left_at = self.left_at or now
+        return now - self.left_at > 1.0
 
     def _start_over(self) -> bool:
         """Nothing of the script has run: begin again."""
         self._kill_all()
         for name in os.listdir(self.folder):
-            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name) and not (
+            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone)-|rank-\d+\.(log|err)$", name) and not (
                     "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
                 os.unlink(self.folder / name)
         self.screen.begin()
@@ -197,9 +221,10 @@ class Supervisor:
         return now - self.first_failure > grace
 
     def _interrupt(self) -> None:
-        for rank in range(self.ranks):
+        for rank in self._living():
             try:
-                os.kill(int((self.folder / f"pid-{rank}").read_text()), signal.SIGINT)
+                host, pid = json.loads((self.folder / f"born-{rank}").read_text())
+                self.reach.kill(host, pid, signal.SIGINT)
             except (OSError, ValueError):
                 pass
 
@@ -231,7 +256,8 @@ class Supervisor:
         if self.stall.aborted:
             return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}
-        orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
+        orderly = len(told) == len(living) > 0 and (self.left_at is not None
+                                                    or self.process.returncode in (0, exits.get(0)))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -271,7 +297,7 @@ class Supervisor:
         elif killed:
             rank, number = int(killed[1]), int(killed[2])
         elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
-            self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
+            self.screen.say((self.missing or "the ranks did not start") + "; the last lines of mpirun and of rank 0:")
             last = (log + _read(self.folder / error_file(0, self.plan))).splitlines()[-20:]
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
@@ -282,6 +308,7 @@ class Supervisor:
             return code or 1
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
+        self.snapshots.say_kept()
         return 128 + number
 
 
@@ -289,28 +316,6 @@ def full(folder: Path) -> bool:
     """Whether there is no room for another line."""
     there = os.statvfs(folder)
     return there.f_bavail * there.f_frsize < 65536
-
-
-def sweep(folder: Path) -> None:
-    """Kill every process on this host that was started for this run: workers and other children too."""
-    mark = f"OARS_RUN_FOLDER={folder.resolve()}".encode()
-    for _ in range(50):
-        found = [pid for pid in _processes() if mark in _environment(pid)]
-        if not found:
-            return
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        time.sleep(0.02)
-
-
-def _processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    except OSError:
-        return []
 
 
 def _alive(pid_file: Path) -> bool:
@@ -329,14 +334,6 @@ def _state(pid: int) -> str:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return ""
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
 
 
 def _popen(command: list[str], **how: Any) -> subprocess.Popen:
