@@ -85,7 +85,7 @@ start() {
 }
 
 cut_power() {
-  alive "$dir/$node.pid" && kill -9 "$(<"$dir/$node.pid")"
+  alive "$dir/$node.pid" && kill -9 "$(<"$dir/$node.pid")" && rm "$dir/$node.pid"
 }
 
 stop() {

@@ -19,8 +19,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+ENDS_WITHIN = 2.0  # seconds between the ends of mpirun and of its daemons, in good order
 # Where mpirun listens: "name;tcp://address,address:port:masks;tcp6://...". Of these ways only the first is kept.
 ADDRESS = re.compile(r'(prte_hnp_uri "[^;"]+;tcp://([\d.,]+)):(\d+)([^;"]*)[^"]*"')
 
@@ -33,7 +35,8 @@ class Proxy:
         self.listener = socket.create_server(("", 0))
         self.port: int = self.listener.getsockname()[1]
         self.connected = threading.Event()
-        self.over = threading.Event()  # mpirun has ended
+        self.gone = threading.Event()  # the daemon has ended, or its host has
+        self.over = threading.Event()  # mpirun has
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -43,8 +46,12 @@ class Proxy:
             for end in (daemon, mpirun):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.connected.set()
-            threading.Thread(target=_pump, args=(daemon, mpirun), daemon=True).start()
+            threading.Thread(target=self._to_mpirun, args=(daemon, mpirun), daemon=True).start()
             threading.Thread(target=self._from_mpirun, args=(mpirun, daemon), daemon=True).start()
+
+    def _to_mpirun(self, daemon: socket.socket, mpirun: socket.socket) -> None:
+        _pump(daemon, mpirun)
+        self.gone.set()
 
     def _from_mpirun(self, mpirun: socket.socket, daemon: socket.socket) -> None:
         _pump(mpirun, daemon)
@@ -70,6 +77,37 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
             pass
 
 
+class Keeper:
+    """Stays as long as mpirun and the daemon do."""
+
+    def __init__(self, host: str, folder: Path, proxy: Proxy | None, shell: subprocess.Popen) -> None:
+        self.host, self.folder, self.proxy, self.shell = host, folder, proxy, shell
+        self.parent = os.getppid()
+
+    def wait(self) -> int:
+        """Until both have ended, or mpirun has; the exit code."""
+        held = False
+        while not self._mpirun_ended():
+            status = self.shell.poll()
+            if status is not None and (status == 0 or self.proxy is None or not self.proxy.connected.is_set()):
+                return status  # an end in good order, or no beginning
+            if not held and (status is not None or (self.proxy is not None and self.proxy.gone.wait(0))):
+                held = not self._mpirun_ended(ENDS_WITHIN) and self.shell.poll() != 0
+                if held:
+                    print(f"oars: the MPI daemon of {self.host} is gone", file=sys.stderr, flush=True)
+                    (self.folder / f"gone-{self.host}").touch()
+            time.sleep(0.2)
+        try:
+            self.shell.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.shell.terminate()
+        return 0
+
+    def _mpirun_ended(self, within: float = 0.0) -> bool:
+        over = self.proxy is not None and self.proxy.over.wait(within)
+        return over or os.getppid() != self.parent
+
+
 def main() -> int:
     at = sys.argv.index("--")
     hold, shell, host, command = sys.argv[1] == "hold", sys.argv[2:at], sys.argv[at + 1], " ".join(sys.argv[at + 2:])
@@ -85,30 +123,8 @@ def main() -> int:
     script = folder / f"start-{host}.sh"
     script.write_text(f"exec 0</dev/null\n{command.replace(' --daemonize', '')}\n")
     path = shlex.quote(str(script)) if shell[0] != "srun" else str(script)
-    parent = os.getppid()
     started = subprocess.Popen([*shell, host, "/bin/sh", path], stdin=subprocess.DEVNULL)
-    status = _wait(started, proxy, parent)
-    if proxy is None or not proxy.connected.is_set() or status == 0:
-        return status
-    if not proxy.over.is_set():  # the daemon, or its host, is gone
-        print(f"oars: the MPI daemon of {host} is gone ({status})", file=sys.stderr, flush=True)
-        (folder / f"gone-{host}").touch()
-        while os.getppid() == parent and not proxy.over.wait(0.5):
-            pass
-    return 0
-
-
-def _wait(started: subprocess.Popen, proxy: Proxy | None, parent: int) -> int:
-    """Until the daemon has ended; when mpirun has, it follows soon, or is made to."""
-    patience = 10.0
-    while patience > 0:
-        try:
-            return started.wait(0.5)
-        except subprocess.TimeoutExpired:
-            if os.getppid() != parent or (proxy is not None and proxy.over.is_set()):
-                patience -= 0.5
-    started.terminate()
-    return started.wait()
+    return Keeper(host, folder, proxy, started).wait()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import ModuleType
 from typing import NamedTuple
 
 from oars.cluster import flux, lsf, pbs, slurm
@@ -38,7 +39,7 @@ def find(where: Where) -> Place | None:
     check_alone()
     wanted = parse(named) if named is not None else read_file(hostfile) if hostfile is not None else None
     how = "--hosts" if named is not None else f"--hostfile {hostfile}"
-    job = next((scheduler for scheduler in SCHEDULERS if scheduler.inside()), None)
+    job = our_job()
     if job is None:
         if wanted is None:
             return None
@@ -50,6 +51,11 @@ def find(where: Where) -> Place | None:
     if wanted is None:
         return Place(given, job.reach(), f"this {job.NAME} job", False)
     return Place([_of_job(host, given, how, job.NAME) for host in wanted], job.reach(), how, True)
+
+
+def our_job() -> ModuleType | None:
+    """The scheduler whose job we are in."""
+    return next((scheduler for scheduler in SCHEDULERS if scheduler.inside()), None)
 
 
 def _of_job(wanted: Host, given: list[Host], how: str, scheduler: str) -> Host:

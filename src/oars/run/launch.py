@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.cluster import keeper
+from oars.cluster.place import our_job
 from oars.run.plan import UsageError
 
 # What tells a process which rank it is. A script must think it is alone, so ranks remove these (see rank.py).
@@ -28,6 +29,7 @@ RANK_VARIABLES = re.compile(
 # What is one host's or one process's own, and is not carried to other hosts.
 _STAYS = re.compile(r"(OMPI|OPAL|PMIX|PRTE|PMI|SLURM|SLURMD|PBS|LSB|LSF|FLUX|PALS|SSH|XDG|DBUS)_.*"
                     r"|HOST|HOSTNAME|PWD|OLDPWD|_|SHLVL|DISPLAY|TERM.*|TMUX.*|WINDOWID")
+_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def find_mpirun() -> Path | None:
@@ -129,14 +131,16 @@ _KEEPER = str(Path(keeper.__file__).resolve())
 
 
 def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """Where ranks go. A scheduler's list, which mpirun would find by itself, is not what the plan says."""
-    if "hosts" not in plan:
-        return ["--oversubscribe", "--host", f"localhost:{plan['ranks']}"]
+    """Where ranks go."""
+    if "hosts" not in plan:  # in a job mpirun would by itself use other hosts than the plan
+        return ["--oversubscribe", *(["--host", f"localhost:{plan['ranks']}"] if our_job() else [])]
     where = ",".join(f"{name}:{slots}" for name, slots in plan["hosts"])
     agent = [sys.executable, "-I", _KEEPER, "hold" if plan["survives"] else "pass", *plan["reach"], "--"]
     flags = ["--host", where, "--map-by", "slot:OVERSUBSCRIBE", "--prtemca", "plm", "ssh",
              "--prtemca", "plm_ssh_agent", " ".join(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
-    for name in sorted(env):
+    # A scheduler tells each host which GPUs are its own.
+    given = set() if plan["reach"][0] == "ssh" else {name for name in _GPUS if env.get(name)}
+    for name in sorted(env.keys() - given):
         if re.fullmatch(r"[A-Za-z_]\w*", name) and not _STAYS.fullmatch(name):
             flags += ["-x", name]
     return flags

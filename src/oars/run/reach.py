@@ -38,7 +38,7 @@ class Reach:
         self.silent: set[str] = set()  # hosts whose deputy does not answer
         self._numbers = itertools.count(1)
         self._asked: dict[str, tuple[int, float]] = {}  # host: the question it has not answered, and when it came
-        self._told: dict[str, tuple[float, dict[int, Glance]]] = {}  # host: its last answer, and when that came
+        self._told: dict[str, tuple[float, dict[int, Glance]]] = {}  # host: its last answer, and when it was asked
 
     def kill(self, host: str, pid: int, number: int) -> None:
         """Send a signal."""
@@ -69,8 +69,8 @@ class Reach:
         answer = self._answer(host, number) if number else None
         if answer is not None:
             self.silent.discard(host)
-            self._told[host] = now, {int(rank): Glance(state, stacks.Spent(cpu, io))
-                                     for rank, (state, cpu, io) in answer.items()}
+            self._told[host] = at, {int(rank): Glance(state, stacks.Spent(cpu, io))
+                                    for rank, (state, cpu, io) in answer.items()}
         elif now - at > ANSWERS_WITHIN:
             self.silent.add(host)
         if answer is not None or not number:

@@ -292,6 +292,11 @@ class Supervisor:
             return code
         log = _read(self.folder / "mpirun.log")
         killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
+        lost = re.search(r"lost communication with a remote daemon.*Remote daemon: .* on node (\S+)", log, re.S)
+        if lost:
+            self.screen.say(f"{lost[1]} was lost, with all ranks on it")
+            self.snapshots.say_kept()
+            return stall.ABORTED
         if self.ranks == 1 and code < 0:
             rank, number = 0, -code
         elif killed:
