@@ -52,9 +52,11 @@ END
 }
 
 start_node() {  # name, cores
-  # bash is the node's first process: it collects orphans, and when it goes the kernel ends all others.
+  # bash is the node's first process: it collects orphans, and when it goes the kernel ends all others. Process ids begin
+  # anywhere: MPI's daemons name folders in /tmp by them, and a node that died has left its own.
   setsid unshare --mount --uts --pid --fork --kill-child --mount-proc --propagation private taskset -c "$2" bash -c '
-    mount -t tmpfs -o mode=1777 tmpfs /dev/shm && hostname "$1" && slurmd -D -f "$SLURM_CONF" -N "$1" & wait' - "$1" \
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm && hostname "$1" && echo $RANDOM >/proc/sys/kernel/ns_last_pid
+    slurmd -D -f "$SLURM_CONF" -N "$1" & wait' - "$1" \
     </dev/null >>"$dir/$1.log" 2>&1 &
   echo $! >"$dir/$1.pid"
 }
@@ -91,18 +93,8 @@ cut_power() {
 stop() {
   [[ -d $dir ]] || return 0
   dir=$(cd "$dir" && pwd)
-  export SLURM_CONF=$dir/slurm.conf
-  if alive "$dir/slurmctld.pid"; then
-    timeout 10 scancel -p two 2>/dev/null || true
-    for _ in {1..30}; do [[ -z $(timeout 5 squeue -h 2>/dev/null) ]] && break; sleep 0.2; done
-  fi
-  for name in n1 n2 slurmctld munged; do
-    alive "$dir/$name.pid" || continue
-    local pid
-    pid=$(<"$dir/$name.pid")
-    case $name in n?) kill -9 "$pid" ;; *) kill "$pid" ;; esac
-    for _ in {1..50}; do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
-    kill -9 "$pid" 2>/dev/null || true
+  for name in n1 n2 slurmctld munged; do  # with a node goes all that runs there
+    ! alive "$dir/$name.pid" || kill -9 "$(<"$dir/$name.pid")"
     rm -f "$dir/$name.pid"
   done
 }
