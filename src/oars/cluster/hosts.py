@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import subprocess
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -107,8 +108,21 @@ def is_here(name: str) -> bool:
 
 
 def known(name: str) -> bool:
-    """Whether the name leads to an address."""
+    """Whether the name leads to an address, by itself or by what ssh's configuration makes of it."""
+    return is_here(name) or _has_address(name) or _has_address(_ssh_name(name))
+
+
+def _has_address(name: str) -> bool:
     try:
-        return is_here(name) or bool(socket.getaddrinfo(name, None))
+        return bool(name and socket.getaddrinfo(name, None))
     except OSError:
         return False
+
+
+def _ssh_name(name: str) -> str:
+    try:
+        told = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(r"^hostname (.+)$", told, re.M)
+    return found[1] if found and found[1] != name else ""

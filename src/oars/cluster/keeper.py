@@ -85,23 +85,32 @@ class Keeper:
         self.parent = os.getppid()
 
     def wait(self) -> int:
-        """Until both have ended, or mpirun has; the exit code."""
-        held = False
+        """Until mpirun has ended; sooner only if the daemon has never come, or has gone in good order."""
+        told = False
         while not self._mpirun_ended():
+            time.sleep(0.1)
             status = self.shell.poll()
-            if status is not None and (status == 0 or self.proxy is None or not self.proxy.connected.is_set()):
-                return status  # an end in good order, or no beginning
-            if not held and (status is not None or (self.proxy is not None and self.proxy.gone.wait(0))):
-                held = not self._mpirun_ended(ENDS_WITHIN) and self.shell.poll() != 0
-                if held:
-                    print(f"oars: the MPI daemon of {self.host} is gone", file=sys.stderr, flush=True)
-                    (self.folder / f"gone-{self.host}").touch()
-            time.sleep(0.2)
+            if status is not None and (self.proxy is None or not self.proxy.connected.is_set()):
+                return status
+            if self._ended_well():
+                return 0
+            gone = status is not None or (self.proxy is not None and self.proxy.gone.is_set())
+            if gone and not told and not self._mpirun_ended(ENDS_WITHIN) and not self._ended_well():
+                told = True
+                print(f"oars: the MPI daemon of {self.host} is gone", file=sys.stderr, flush=True)
+                (self.folder / f"gone-{self.host}").touch()
         try:
             self.shell.wait(ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             self.shell.terminate()
         return 0
+
+    def _ended_well(self) -> bool:
+        """Whether the daemon's exit code was 0. The remote shell's says nothing: srun's is 0 for a node that failed."""
+        try:
+            return (self.folder / f"ended-{self.host}").read_text().strip() == "0"
+        except OSError:
+            return False
 
     def _mpirun_ended(self, within: float = 0.0) -> bool:
         over = self.proxy is not None and self.proxy.over.wait(within)
@@ -121,7 +130,10 @@ def main() -> int:
     # By a file, for remote shells differ in what they do to quotes; and in the foreground, so that its end is seen.
     folder = Path(os.environ["OARS_RUN_FOLDER"])
     script = folder / f"start-{host}.sh"
-    script.write_text(f"exec 0</dev/null\n{command.replace(' --daemonize', '')}\n")
+    ended = folder / f"ended-{host}"
+    ended.unlink(missing_ok=True)
+    script.write_text(f"exec 0</dev/null\n{command.replace(' --daemonize', '')}\n"
+                      f"code=$?\necho $code >{shlex.quote(str(ended))}\nexit $code\n")
     path = shlex.quote(str(script)) if shell[0] != "srun" else str(script)
     started = subprocess.Popen([*shell, host, "/bin/sh", path], stdin=subprocess.DEVNULL)
     return Keeper(host, folder, proxy, started).wait()

@@ -208,6 +208,8 @@ def _what_next(case: Case, plan: dict[str, Any]) -> list[str]:
     """What will happen by itself; what happens at once needs no announcement."""
     if plan.get("on_stall") is not None:
         return ["the run waits (--on-stall report)"] if plan["on_stall"] == "report" else []
-    what = "such a rank is dropped" if case.stall.clear and plan.get("survives") else "the run is stopped"
+    silent = any(case.slots[rank].host in case.silent for rank in case.stall.blamed)
+    can_drop = case.stall.clear and plan.get("survives") and not silent
+    what = "such a rank is dropped" if can_drop else "the run is stopped"
     lives = " without a sign of life" if case.stall.why == "away" else ""
     return [f"after {MORE_PERIODS * plan['stall']:g} s more{lives} {what} (see --on-stall)"]

@@ -138,8 +138,8 @@ class Watch:
 
     def _examine(self, case: Case) -> None:
         """Look at every rank, in a thread of its own: it takes seconds, and the screen must go on."""
-        case.looks = self.reach.look(slot for slot in case.slots if slot.pid and not slot.gone)
         case.silent = set(self.reach.silent)
+        case.looks = self.reach.look(slot for slot in case.slots if slot.pid and not slot.gone)
         case.lines, case.full = blame.report(case, self.plan, self.folder), blame.full_text(case, self.plan)
 
     def _tell(self, case: Case) -> bool:

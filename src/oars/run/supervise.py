@@ -36,7 +36,7 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 STARTS = 3  # how often ranks are started when some die before the script has begun
 MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
-                   r"|(orders|answer|gone|start)-"
+                   r"|(orders|answer|gone|start|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED})$")
 
 
@@ -186,7 +186,7 @@ class Supervisor:
         """Nothing of the script has run: begin again."""
         self._kill_all()
         for name in os.listdir(self.folder):
-            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone)-|rank-\d+\.(log|err)$", name) and not (
+            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone|ended)-|rank-\d+\.(log|err)$", name) and not (
                     "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
                 os.unlink(self.folder / name)
         self.screen.begin()
@@ -251,7 +251,7 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
-        if self.stopped_by == signal.SIGTERM:
+        if self.stopped_by == signal.SIGTERM or self.stall.aborted:
             self.snapshots.say_kept()
         if self.stall.aborted:
             return stall.ABORTED
