@@ -14,6 +14,7 @@ import pytest
 from oars.cluster import flux, lsf, pbs, place, slurm
 from oars.cluster.hosts import Host, HostsError, counts, expand, parse, read_file
 from oars.cluster.place import Place, Where, find, spread
+from oars.run.reach import missing_hosts
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 MARKS = ("SLURM_", "PBS_", "LSB_", "FLUX_", "OMPI_", "PMI_")
@@ -132,6 +133,26 @@ def test_bad_hosts_are_one_line_and_exit_code_2(tmp_path, args, says):
     done = oars(tmp_path, "run", *args, "train.py")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"oars: {says}\n")
     assert not (tmp_path / "oars-runs").exists()
+
+
+def test_a_host_where_nothing_can_be_started_is_one_line_and_exit_code_2(tmp_path, monkeypatch):
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/sh\n[ $1 = -G ] && echo hostname 127.0.0.1 && exit\n"
+                   "echo ssh: connection refused >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "train.py").write_text("")
+    done = oars(tmp_path, "run", "--name", "r", "--hosts", "localhost:1,elsewhere:1", "train.py")
+    assert (done.returncode, done.stderr) == (2, "oars: cannot start ranks on elsewhere: ssh: connection refused; all "
+                                              f"hosts must reach each other, and see {tmp_path}/oars-runs/r\n")
+
+
+def test_a_host_that_does_not_come_up_in_time_is_named():
+    hosts, seen = [["a", 2], ["b", 1], ["c", 1]], {"born-0", "born-2", "mpirun.log"}
+    assert missing_hosts(hosts, seen, 119.0) == ""
+    assert missing_hosts(hosts, seen, 121.0) == "no rank has come up on c in 121 s"
+    assert missing_hosts(hosts, seen | {"gone-b"}, 1.0) == "b was lost while the ranks were starting"
 
 
 def test_one_of_several_processes_of_a_launcher_refuses_to_run(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ _exit = os._exit  # the script's is watched, see watch_exit
 
 def main() -> None:
     folder = Path(os.environ["OARS_RUN_FOLDER"])
-    plan = read_plan(folder)
+    plan = json.loads((folder / "run.json").read_text())
     many = plan["ranks"] > 1
     rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
     redirect_output(folder, rank, plan)
@@ -57,15 +57,6 @@ def main() -> None:
     ends.script_ended(code)
     if world is None:
         sys.exit(code)
-
-
-def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan; on another host the folder may not be there."""
-    try:
-        return json.loads((folder / "run.json").read_text())
-    except FileNotFoundError:
-        raise SystemExit(f"oars: {socket.gethostname()} has no {folder}: ranks on several hosts need a file system "
-                         "that all of them see; start the run there") from None
 
 
 def settle(folder: Path, plan: dict[str, Any], rank: int) -> bool:

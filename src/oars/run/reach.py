@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -135,3 +136,18 @@ def missing_hosts(hosts: list[list[Any]], seen: set[str], seconds: float) -> str
     if missing and seconds > HOSTS_COME_WITHIN:
         return f"no rank has come up on {', '.join(missing)} in {seconds:.0f} s"
     return ""
+
+
+def lost_host(log: str) -> str:
+    """The host that mpirun lost, by what it says before it ends everything."""
+    found = re.search(r"lost communication with a remote daemon.*Remote daemon: .* on node (\S+)", log, re.S)
+    return found[1] if found else ""
+
+
+def not_started(log: str) -> str:
+    """Why mpirun's daemon could not be started on a host: the last words of the remote shell."""
+    found = re.search(r"(.*?)^-+\nA daemon failed to report back.*?Remote host:\s+(\S+)", log, re.S | re.M)
+    if found is None:
+        return ""
+    said = [line for line in found[1].splitlines() if line.strip() and "plm:ssh" not in line]
+    return f"cannot start ranks on {found[2]}: {said[-1] if said else 'nothing was said'}"

@@ -22,7 +22,7 @@ from typing import Any
 from oars.run import launch, stall
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
-from oars.run.reach import Reach, missing_hosts
+from oars.run.reach import Reach, lost_host, missing_hosts, not_started
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
@@ -292,11 +292,13 @@ class Supervisor:
             return code
         log = _read(self.folder / "mpirun.log")
         killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
-        lost = re.search(r"lost communication with a remote daemon.*Remote daemon: .* on node (\S+)", log, re.S)
+        lost = lost_host(log)
         if lost:
-            self.screen.say(f"{lost[1]} was lost, with all ranks on it")
+            self.screen.say(f"{lost} was lost, with all ranks on it")
             self.snapshots.say_kept()
             return stall.ABORTED
+        if "hosts" in self.plan and (why := not_started(log)):
+            raise UsageError(f"{why}; all hosts must reach each other, and see {self.folder.resolve()}")
         if self.ranks == 1 and code < 0:
             rank, number = 0, -code
         elif killed:
