@@ -41,15 +41,20 @@ class Proxy:
 
     def _serve(self) -> None:
         while True:
-            daemon, _ = self.listener.accept()
-            mpirun = socket.create_connection(self.mpirun)
-            for end in (daemon, mpirun):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.connected.set()
-            threading.Thread(target=self._to_mpirun, args=(daemon, mpirun), daemon=True).start()
-            threading.Thread(target=self._from_mpirun, args=(mpirun, daemon), daemon=True).start()
+            threading.Thread(target=self._join, args=(self.listener.accept()[0],), daemon=True).start()
 
-    def _to_mpirun(self, daemon: socket.socket, mpirun: socket.socket) -> None:
+    def _join(self, daemon: socket.socket) -> None:
+        """Hand on what the daemon says; a stranger who knocks and says nothing is none."""
+        try:
+            if not daemon.recv(1, socket.MSG_PEEK):
+                return
+            mpirun = socket.create_connection(self.mpirun)
+        except OSError:  # mpirun has ended
+            return
+        for end in (daemon, mpirun):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connected.set()
+        threading.Thread(target=self._from_mpirun, args=(mpirun, daemon), daemon=True).start()
         _pump(daemon, mpirun)
         self.gone.set()
 

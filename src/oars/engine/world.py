@@ -19,6 +19,7 @@ for, so there a *patient* world looks a few times and then sleeps between looks.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,14 +45,14 @@ class World:
         self._mpi = MPI
         if survives:
             comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.survives, self.board = survives, board
+        patient = any(comm.allgather(patient))  # all wait alike: MPI has other messages for either
+        self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
         self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        told = comm.allgather((node.bcast(comm.rank if node.rank == 0 else None), patient))
+        nodes = comm.allgather(node.bcast(comm.rank if node.rank == 0 else None))
         node.Free()
-        self.patient = any(patient for _, patient in told)  # all wait alike: MPI has other messages for either
-        self.node_of = {rank: first for rank, (first, _) in enumerate(told)}  # every rank there was at the start
+        self.node_of = dict(enumerate(nodes))  # every rank there was at the start
         self.members: list[int] = list(self.node_of)  # the living, by their numbers at the start
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
@@ -106,14 +107,13 @@ class World:
                 row_type.Free()
             return whole
 
-        # Open MPI's Allgatherv may report success though a rank died before it gave its rows: all must meet behind it.
-        result = self._meet("gather", talk, None if self.survives else 0)
+        result = self._meet("gather", talk, self._behind)
         if result is not whole:
             whole[...] = result
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
-        return self._meet("allgather", lambda: self.comm.allgather(value), 0)
+        return _unpickled(*self._meet("allgather", lambda: self._pickles(value), self._behind))
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
@@ -136,9 +136,9 @@ class World:
         while True:
             try:
                 # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.
-                values = self._meet("broadcast", lambda: self.comm.allgather(make() if self.rank == 0 else None), 0,
-                                    adopted=False)
-                return values[0]
+                told = self._meet("broadcast", lambda: self._pickles(make() if self.rank == 0 else None), self._behind,
+                                  adopted=False)
+                return _unpickled(*told)[0]
             except RankLost:
                 pass
 
@@ -190,6 +190,21 @@ class World:
             self.board.leave(self._done)
             self.seconds += time.perf_counter() - began
 
+    @property
+    def _behind(self) -> int | None:
+        """For ``_meet``. Open MPI's Allgatherv may report success though a rank died before it gave its part, which is
+        then whatever was in memory: all must meet behind it, and nobody may look at it before."""
+        return None if self.survives else 0
+
+    def _pickles(self, value: Any) -> tuple[np.ndarray, np.ndarray]:
+        """How long every rank's pickle is, and all of them."""
+        mine = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self.comm.Allgather(np.array([len(mine)], np.int64), sizes)
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        self.comm.Allgatherv(mine, [whole, sizes, self._mpi.BYTE])
+        return sizes, whole
+
     def _barrier(self) -> None:
         if self.patient:
             self._wait(self.comm.Ibarrier(), None)
@@ -231,7 +246,7 @@ class World:
                     giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
-            except mpi.Exception:  # somebody died meanwhile
+            except Exception:  # somebody died meanwhile; what arrives then may be no pickle
                 comm.Revoke()
                 whole = False
             try:
@@ -250,3 +265,9 @@ class World:
         if self._done == furthest:
             raise RankLost
         return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept
+
+
+def _unpickled(sizes: np.ndarray, whole: np.ndarray) -> list[Any]:
+    """Every rank's value."""
+    ends = np.cumsum(sizes)
+    return [pickle.loads(whole[end - size:end].data) for size, end in zip(sizes, ends, strict=True)]

@@ -26,9 +26,9 @@ RANK_VARIABLES = re.compile(
     r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|STEP_.*|TASKS_PER_NODE|GTIDS|TASK_PID|NNODES|JOB_NUM_NODES)"
     r"|PBS_(TASKNUM|NODENUM|VNODENUM)|JSM_NAMESPACE_.*|PALS_.*|ALPS_APP_PE|FLUX_TASK_.*|FLUX_JOB_(SIZE|NNODES)"
 )
-# What is one host's or one process's own, and is not carried to other hosts.
-_STAYS = re.compile(r"(OMPI|OPAL|PMIX|PRTE|PMI|SLURM|SLURMD|PBS|LSB|LSF|FLUX|PALS|SSH|XDG|DBUS)_.*"
-                    r"|HOST|HOSTNAME|PWD|OLDPWD|_|SHLVL|DISPLAY|TERM.*|TMUX.*|WINDOWID")
+# What is a host's or a process's own. All else goes to the ranks on other hosts: the script shall see the same there.
+_STAYS = re.compile(r"(SLURMD|SSH|XDG|DBUS)_.*|SLURM_(CPU_BIND|GTIDS|.*_ON_NODE|TOPOLOGY_ADDR).*|FLUX_URI|HOST|HOSTNAME"
+                    r"|PWD|OLDPWD|_|SHLVL|DISPLAY")
 _GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -137,11 +137,12 @@ def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
     where = ",".join(f"{name}:{slots}" for name, slots in plan["hosts"])
     agent = [sys.executable, "-I", _KEEPER, "hold" if plan["survives"] else "pass", *plan["reach"], "--"]
     flags = ["--host", where, "--map-by", "slot:OVERSUBSCRIBE", "--prtemca", "plm", "ssh",
-             "--prtemca", "plm_ssh_agent", " ".join(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+             "--prtemca", "plm_ssh_agent", " ".join(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1",
+             "--prtemca", "rml_base_radix", str(max(64, len(plan["hosts"])))]  # no daemon's life hangs on another's
     # A scheduler tells each host which GPUs are its own.
     given = set() if plan["reach"][0] == "ssh" else {name for name in _GPUS if env.get(name)}
     for name in sorted(env.keys() - given):
-        if re.fullmatch(r"[A-Za-z_]\w*", name) and not _STAYS.fullmatch(name):
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not _STAYS.fullmatch(name) and not RANK_VARIABLES.fullmatch(name):
             flags += ["-x", name]
     return flags
 

@@ -66,8 +66,9 @@ class Watch:
 
     def start(self) -> None:
         """Put up the board."""
+        hosts = {self.plan["host"], *(name for name, _ in self.plan.get("hosts", ()))}
         try:
-            self.board = Board.create(self.folder / "board", self.plan["ranks"], len(self.plan.get("hosts", "1")))
+            self.board = Board.create(self.folder / "board", self.plan["ranks"], len(hosts))
         except OSError as error:
             raise UsageError(f"cannot write in {self.folder}: {error.strerror}") from None
 

@@ -34,6 +34,7 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
+ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host
 STARTS = 3  # how often ranks are started when some die before the script has begun
 MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
                    r"|(orders|answer|gone|start|ended)-"
@@ -59,7 +60,7 @@ class Supervisor:
         self.process: subprocess.Popen | None = None
         self.started_at = 0.0
         self.missing = ""  # hosts, and how they were missed
-        self.left_at: float | None = None
+        self.left: float | None = None  # when all ranks were seen to have left
         self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
@@ -151,8 +152,11 @@ class Supervisor:
                 return self._kill_all()
             if self._died_at_start():
                 return self._start_over()
-            if "hosts" in self.plan and (self._left(now) or self._never_came(now)):
+            if self._never_came(now):
                 return self._kill_all()
+            if self._all_left(now):
+                self._kill_all()
+                break
         if end is not None:
             os.close(end)
         self._look()
@@ -171,16 +175,16 @@ class Supervisor:
 
     def _never_came(self, now: float) -> bool:
         """Whether a host is missing, and the ranks of the others would wait for it for ever."""
-        if not self.begun and not any(name.startswith("pid-") for name in self.seen):
+        if "hosts" in self.plan and not self.begun and not any(name.startswith("pid-") for name in self.seen):
             self.missing = missing_hosts(self.plan["hosts"], self.seen, now - self.started_at)
         return bool(self.missing)
 
-    def _left(self, now: float) -> bool:
+    def _all_left(self, now: float) -> bool:
         """Whether all living ranks have left, but mpirun still waits for those of a dead host."""
-        if not self._all("left-{}"):
+        if "hosts" not in self.plan or not self._all("left-{}"):
             return False
-        self.left_at = self.left_at or now
-        return now - self.left_at > 1.0
+        self.left = self.left or now
+        return now - self.left > ALL_LEFT
 
     def _start_over(self) -> bool:
         """Nothing of the script has run: begin again."""
@@ -256,8 +260,7 @@ class Supervisor:
         if self.stall.aborted:
             return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}
-        orderly = len(told) == len(living) > 0 and (self.left_at is not None
-                                                    or self.process.returncode in (0, exits.get(0)))
+        orderly = len(told) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -303,8 +306,11 @@ class Supervisor:
             rank, number = 0, -code
         elif killed:
             rank, number = int(killed[1]), int(killed[2])
+        elif self.missing:
+            self.screen.say(f"{self.missing}, see {self.folder}/mpirun.log")
+            return stall.ABORTED
         elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
-            self.screen.say((self.missing or "the ranks did not start") + "; the last lines of mpirun and of rank 0:")
+            self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
             last = (log + _read(self.folder / error_file(0, self.plan))).splitlines()[-20:]
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
