@@ -11,6 +11,8 @@ RUN = """\
 examples:
   oars run -n 4 train.py --epochs 3        # what follows the script goes to the script
   oars run -n 4 -m package.module --lr 0.1
+  oars run --hosts a:4,b:4 train.py        # four ranks on each of two hosts
+  oars run train.py                        # in a job of Slurm, PBS, LSF or Flux: on all of it
 """
 RESUME = """\
 examples:
@@ -39,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     own, script = split_script(argv)
     args = parser().parse_args(own)
+    from oars.cluster.hosts import HostsError
     from oars.run.plan import UsageError
 
     try:
@@ -49,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.verb == "resume":
             from oars.run.resume import resume
 
-            return resume(args.run, args.ranks, args.quiet, args.snapshot)
+            return resume(args.run, args.ranks, where(args), args.quiet, args.snapshot)
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
         if args.verb == "verify":
@@ -58,10 +61,17 @@ def main(argv: list[str] | None = None) -> int:
             return verify(args.ranks, args.steps, *script)
         from oars.run.run import run
 
-        return run(args.ranks, args.name, args.quiet, options(args), *script)
-    except UsageError as error:
+        return run(args.ranks, where(args), args.name, args.quiet, options(args), *script)
+    except (UsageError, HostsError) as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
+
+
+def where(args: argparse.Namespace) -> Any:
+    """What was said about hosts."""
+    from oars.cluster.place import Where
+
+    return Where(args.hosts, args.hostfile, args.per_node)
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
@@ -84,7 +94,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    takes_value = {"-n", "--name", "--batch", "--scale-lr", "--stall", "--on-stall", "--steps", "--snapshot"}
+    takes_value = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall",
+                   "--on-stall", "--steps", "--snapshot"}
     if argv[:1] == ["resume"]:  # it knows its script
         return argv, None
     at = 1
@@ -132,6 +143,7 @@ def parser() -> Parser:
     run = verb("run", "run a script on N ranks",
                "oars run [-n N] [options] (script.py | -m module) [script's arguments]", RUN)
     _ranks(run)
+    _hosts(run)
     run.add_argument("--name", help="the run folder is oars-runs/NAME (default: the script's name and the time)")
     run.add_argument("--quiet", action="store_true", help="no live status line")
     run.add_argument("--batch", choices=("split", "keep"), default="split",
@@ -153,6 +165,7 @@ def parser() -> Parser:
     again = verb("resume", "go on with a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)
     again.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
     _ranks(again)
+    _hosts(again)
     again.add_argument("--quiet", action="store_true", help="no live status line")
     _snapshot(again)
 
@@ -172,4 +185,12 @@ def _snapshot(verb: Parser) -> None:
 
 def _ranks(verb: Parser) -> None:
     verb.add_argument("-n", dest="ranks", type=count_of("ranks"), metavar="N",
-                      help="how many ranks (default: one per GPU; without GPUs, one per core this process may use)")
+                      help="how many ranks (default: all of a scheduler's job; else one per GPU; without GPUs, one per "
+                      "core this process may use)")
+
+
+def _hosts(verb: Parser) -> None:
+    verb.add_argument("--hosts", metavar="A:4,B:4", help="hosts and how many ranks each takes (default: those of the "
+                      "scheduler's job we are in, else this one)")
+    verb.add_argument("--hostfile", metavar="FILE", help="the same from a file: a line for each, as in: a slots=4")
+    verb.add_argument("--per-node", type=count_of("ranks"), metavar="K", help="K ranks on every host")

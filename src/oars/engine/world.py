@@ -46,6 +46,7 @@ class World:
         self._mpi = MPI
         if survives:
             comm.Set_errhandler(MPI.ERRORS_RETURN)
+        patient = any(comm.allgather(patient))  # all wait alike: MPI has other messages for either
         self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
         self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
@@ -257,7 +258,7 @@ class World:
                     giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
-            except mpi.Exception:  # somebody died meanwhile
+            except Exception:  # somebody died meanwhile; what arrives then may be no pickle
                 comm.Revoke()
                 whole = False
             try:

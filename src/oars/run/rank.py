@@ -22,7 +22,7 @@ from typing import Any
 from oars.adapt import files
 from oars.adapt.tape import Diverged, tape
 from oars.run.launch import RANK_VARIABLES
-from oars.run.plan import available_cores, error_file
+from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
 from oars.run.script import print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
@@ -37,16 +37,13 @@ def main() -> None:
     plan = json.loads((folder / "run.json").read_text())
     many = plan["ranks"] > 1
     rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
-    local_rank = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")) if many else 0
     redirect_output(folder, rank, plan)
     _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
-        take_cores(local_rank, plan)
-        if plan["gpus"]:
-            os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
+        patient = settle(folder, plan, rank)
         stdin = os.environ.pop(STDIN_VARIABLE)
-        world, hosts = join(folder, plan, rank, stdin)
+        world, hosts = join(folder, plan, rank, stdin, patient)
     hide_ranks(plan)
     record = Record(folder, voice=world is None or world.rank == 0, world=world)
     survivor = Survivor(folder, plan, world, hosts, record, stdin) if many and plan["survives"] else None
@@ -60,6 +57,26 @@ def main() -> None:
     ends.script_ended(code)
     if world is None:
         sys.exit(code)
+
+
+def settle(folder: Path, plan: dict[str, Any], rank: int) -> bool:
+    """Take this rank's share of its host: cores, threads, GPU. Whether there are more ranks than cores."""
+    local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan["ranks"]
+    gpus = plan["gpus"]
+    cores = len(available_cores())
+    if "hosts" in plan:
+        on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_SIZE"))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // on_host)))
+        if socket.gethostname() != plan["host"]:
+            gpus = visible_gpus()
+            if local_rank == 0:
+                from oars.run import deputy
+
+                deputy.start(folder, range(rank, rank + on_host))
+    take_cores(local_rank, on_host)
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank % len(gpus)]
+    return on_host > cores
 
 
 def _launched(*names: str) -> str:
@@ -113,17 +130,17 @@ def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
     return text
 
 
-def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
+def take_cores(local_rank: int, ranks: int) -> None:
     """This rank's share of the host's cores, when there is at least one for each."""
-    cores, ranks = available_cores(), plan["ranks"]
+    cores = available_cores()
     if len(cores) >= ranks and hasattr(os, "sched_setaffinity"):
         start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
         os.sched_setaffinity(0, cores[start:end])
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any, dict[int, str]]:
+def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str, patient: bool) -> tuple[Any, dict[int, str]]:
     """Start MPI, and know all ranks' hosts; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
-    if rank == 0:
+    if rank == 0 and socket.gethostname() == plan["host"]:  # no other host can be given it: there it is empty
         take_stdin(stdin)
     import mpi4py
 
@@ -139,7 +156,7 @@ def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str) -> tuple[Any
     from oars.engine.world import RankLost, World
 
     try:
-        world = World.over_mpi(board, patient=plan["ranks"] > plan["cores"], survives=plan["survives"])
+        world = World.over_mpi(board, patient, survives=plan["survives"])
     except MPI.Exception:
         if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
@@ -267,6 +284,7 @@ class Ends:
             files.close()
             if self.survivor is not None and code == 0:
                 self.survivor.leave()
+                self.left()
                 _exit(0)
             if self.world is not None and code == 0:
                 from mpi4py import MPI
@@ -286,7 +304,12 @@ class Ends:
                         stream.flush()
                     except (OSError, ValueError):
                         pass
+                self.left()
                 _exit(0)
+
+    def left(self) -> None:
+        """Nothing is left to do here, so that the supervisor may end an mpirun that waits for a dead host."""
+        _write(self.folder, f"left-{self.rank}", self.pid)
 
 
 def _last_line(error: BaseException) -> str:

@@ -14,14 +14,17 @@ from typing import Any
 
 from oars.adapt.snapshot_file import newest, read
 from oars.adapt.tape import FOLDER, read_tape
+from oars.cluster.place import Where
+from oars.cluster.place import find as find_place
 from oars.run.asking import take_lock
 from oars.run.plan import UsageError, make_plan, snapshot_plan
 from oars.run.run import add_mpi, finish, start
 from oars.run.screen import complain
-from oars.run.supervise import MARKS, Supervisor, sweep
+from oars.run.supervise import MARKS, Supervisor
+from oars.run.sweep import sweep
 
 
-def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
+def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:
     """Resume a run and return its exit code."""
     folder = find(run)
     try:
@@ -42,7 +45,8 @@ def resume(run: str, ranks: int | None, quiet: bool, period: str | None) -> int:
         os.chdir(cwd)
     except OSError as error:
         raise UsageError(f"the run was started in {cwd}, where nobody can go now ({error.strerror})") from None
-    plan = make_plan(script, args, module, ranks or old["ranks"], **changed(old, period, path.name))
+    plan = make_plan(script, args, module, ranks or old["ranks"], find_place(where), where.per_node,
+                     **changed(old, period, path.name))
     if plan["batch"] == "keep" and plan["ranks"] != old["ranks"]:
         raise UsageError(f"with --batch keep the batch grows with the ranks: resume with -n {old['ranks']}")
     if plan["ranks"] > 1:

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt.tape import FOLDER
+from oars.cluster.place import Where, find
 from oars.run import launch
 from oars.run.plan import make_folder, make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
 
 
-def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any], script: str, args: list[str],
-        module: bool) -> int:
+def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options: dict[str, Any], script: str,
+        args: list[str], module: bool) -> int:
     """Run a script on ``ranks`` ranks and return its exit code."""
-    plan = make_plan(script, args, module, ranks, **options)
+    plan = make_plan(script, args, module, ranks, find(where), where.per_node, **options)
     if plan["ranks"] > 1:
         add_mpi(plan)
     folder = make_folder(name, plan)
@@ -43,6 +44,8 @@ def add_mpi(plan: dict[str, Any]) -> None:
     # NCCL waits for its dead for ever, so with a GPU for each rank a death ends the run.
     survives = launch.survives(version) and (not plan["gpus"] or bool(plan.get("share_gpus")))
     plan.update(mpirun=str(mpirun), mpi=version, survives=survives)
+    if "hosts" in plan:
+        launch.check_hosts(plan)
 
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:

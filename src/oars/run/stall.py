@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import statistics
 import threading
@@ -33,6 +32,7 @@ from oars.engine.board import Board, Slot
 from oars.run import blame, stacks
 from oars.run.blame import END, MORE_PERIODS, Case, Stall, judge
 from oars.run.plan import UsageError
+from oars.run.reach import Glance, Reach
 from oars.run.screen import Screen
 
 ABORTED = 75  # the exit code, EX_TEMPFAIL: try again
@@ -46,8 +46,8 @@ SLOW_RUN, SLOW_SHARE = 10.0, 0.05  # a slow rank is worth a line in runs this lo
 class Watch:
     """The supervisor's eye on the board."""
 
-    def __init__(self, folder: Path, plan: dict[str, Any], screen: Screen) -> None:
-        self.folder, self.plan, self.screen = folder, plan, screen
+    def __init__(self, folder: Path, plan: dict[str, Any], screen: Screen, reach: Reach) -> None:
+        self.folder, self.plan, self.screen, self.reach = folder, plan, screen, reach
         self.period: float = plan.get("stall") or 0.0
         self.policy: str | None = plan.get("on_stall")
         self.aborted = False
@@ -60,12 +60,15 @@ class Watch:
         self._files = 0
         self._known: Counter[tuple] = Counter()
         self._dropped: dict[int, float] = {}
+        self._ended: set[int] = set()  # of those
+        self._glances: dict[int, Glance] = {}
         self._training: tuple[float, list[Slot]] | None = None  # the board when the first step was written
 
     def start(self) -> None:
         """Put up the board."""
+        hosts = {self.plan["host"], *(name for name, _ in self.plan.get("hosts", ()))}
         try:
-            self.board = Board.create(self.folder / "board", self.plan["ranks"])
+            self.board = Board.create(self.folder / "board", self.plan["ranks"], len(hosts))
         except OSError as error:
             raise UsageError(f"cannot write in {self.folder}: {error.strerror}") from None
 
@@ -102,7 +105,12 @@ class Watch:
         waits = {rank: self._clock - at for rank, at in self._changed.items()}
         if not any(slot.kind and waits[slot.rank] >= self.period for slot in slots):
             return None
-        held = {slot.rank for slot in slots if slot.pid and self._here(slot) and stacks.state(slot.pid) in HELD}
+        glances = self.reach.glance(slot for slot in slots if slot.pid and not slot.gone)
+        if glances is None:
+            return None if self._case is None else self._case.stall
+        self._glances = glances
+        held = {rank for rank, glance in glances.items() if glance.state in HELD}
+        held |= {slot.rank for slot in slots if slot.host in self.reach.silent}
         stall = judge(slots, held, waits)
         return stall if stall is not None and stall.seconds >= self.period else None
 
@@ -130,13 +138,10 @@ class Watch:
         return self._again(case)
 
     def _examine(self, case: Case) -> None:
-        """Look at every rank of this host, in a thread of its own: it takes seconds, and the screen must go on."""
-        pids = {slot.rank: slot.pid for slot in case.slots if slot.pid and not slot.gone and self._here(slot)}
-        case.looks = stacks.look(self.folder, pids)
+        """Look at every rank, in a thread of its own: it takes seconds, and the screen must go on."""
+        case.silent = set(self.reach.silent)
+        case.looks = self.reach.look(slot for slot in case.slots if slot.pid and not slot.gone)
         case.lines, case.full = blame.report(case, self.plan, self.folder), blame.full_text(case, self.plan)
-
-    def _here(self, slot: Slot) -> bool:
-        return self.board is not None and slot.host == self.board.host
 
     def _tell(self, case: Case) -> bool:
         """The report; then what the user asked for."""
@@ -172,10 +177,9 @@ class Watch:
 
     def _measure(self, case: Case) -> None:
         """Note what the blamed have used up. MPI spins, so that says something only of ranks in none of its calls."""
-        slots = [case.slots[rank] for rank in case.stall.blamed]
-        pids = {slot.rank: slot.pid for slot in slots if slot.pid and not slot.kind and self._here(slot)}
-        spent = stacks.spent(pids.values())
-        case.spent, case.spent_at = {rank: spent[pid] for rank, pid in pids.items()}, self._clock
+        case.spent_at = self._clock
+        case.spent = {rank: self._glances[rank].spent for rank in case.stall.blamed
+                      if rank in self._glances and not case.slots[rank].kind}
 
     def _again(self, case: Case) -> bool:
         """The same stall goes on: a line now and then, ever more seldom; by default the drop after five periods."""
@@ -183,8 +187,8 @@ class Watch:
         if self._clock - case.spent_at >= self.period:
             before, since = case.spent, case.spent_at
             self._measure(case)
-            case.alive = {rank for rank, now in case.spent.items() if stacks.state(case.slots[rank].pid) not in HELD
-                          and _lives(before[rank], now, self._clock - since)}
+            case.alive = {rank for rank, now in case.spent.items() if self._glances[rank].state not in HELD
+                          and rank in before and _lives(before[rank], now, self._clock - since)}
             case.lived.update(dict.fromkeys(case.alive, self._clock))
         if stall.seconds >= case.say_next:
             case.say_next = 2 * stall.seconds
@@ -195,9 +199,7 @@ class Watch:
         patience, told_at = MORE_PERIODS * self.period, case.told_at or 0.0
         if self.policy is not None or self._clock - told_at < patience:
             return False
-        # Of ranks on other hosts nothing is known, so they are not dropped unasked.
-        lost = {rank for rank in stall.blamed if self._here(case.slots[rank])
-                and self._clock - case.lived.get(rank, told_at) >= patience}
+        lost = {rank for rank in stall.blamed if self._clock - case.lived.get(rank, told_at) >= patience}
         return self._drop(case, lost) if lost or not stall.blamed else False
 
     def _drop(self, case: Case, ranks: set[int]) -> bool:
@@ -210,13 +212,13 @@ class Watch:
         if not self.plan.get("survives"):
             return self._abort(f"the run cannot go on without {names} (no fault tolerance here)")
         slots = [case.slots[rank] for rank in sorted(ranks)]
-        if not all(slot.pid and self._here(slot) for slot in slots):
-            return self._abort(f"{names} cannot be dropped from here")
+        if not all(slot.pid for slot in slots):
+            return self._abort(f"{names} cannot be dropped: nobody knows where they are")
+        silent = sorted({slot.host for slot in slots} & self.reach.silent)
+        if silent:  # MPI waits for it, and nobody there can end it
+            return self._abort(f"{silent[0]} does not answer, so {names} cannot be dropped")
         for slot in slots:
-            try:
-                os.kill(slot.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            self.reach.kill(slot.host, slot.pid, signal.SIGKILL)
             self._dropped[slot.rank] = self._clock
             self._event("drop", rank=slot.rank, host=slot.host, pid=slot.pid)
         self.screen.say(f"dropped {names}: the others go on without")
@@ -226,9 +228,15 @@ class Watch:
 
     def _cannot_be_killed(self) -> bool:
         """A rank that SIGKILL does not end hangs in the kernel; its MPI would keep the others waiting for ever."""
-        for rank, at in self._dropped.items():
-            if self._clock - at > DIES_WITHIN and stacks.state(self._before[rank].pid) in ("D", "S", "R", "T"):
+        late = [rank for rank, at in self._dropped.items()
+                if self._clock - at > DIES_WITHIN and rank not in self._ended]
+        if not late:
+            return False
+        glances = self.reach.glance(self._before[rank] for rank in late)
+        for rank, glance in (glances or {}).items():
+            if rank in late and glance.state in ("D", "S", "R", "T"):
                 return self._abort(f"rank {rank} cannot be killed")
+            self._ended.add(rank)
         return False
 
     def _abort(self, why: str) -> bool:

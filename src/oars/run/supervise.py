@@ -23,9 +23,11 @@ from typing import Any
 from oars.run import launch, stall
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
+from oars.run.reach import Reach, lost_host, missing_hosts, not_started
 from oars.run.screen import Screen
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
+from oars.run.sweep import sweep
 
 POLL = 0.02  # seconds between looks at the voice's output
 OTHERS_MAY_FAIL_TOO = 1.0  # after the first failure: ranks that fail alike get to say so, the voice above all
@@ -33,8 +35,10 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
+ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
+                   r"|(orders|answer|gone|start|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED})$")
 
 
@@ -45,7 +49,8 @@ class Supervisor:
                  lock: int | None = None) -> None:
         self.folder, self.plan, self.ranks = folder, plan, plan["ranks"]
         self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
-        self.stall = stall.Watch(folder, plan, self.screen)
+        self.reach = Reach(folder)
+        self.stall = stall.Watch(folder, plan, self.screen, self.reach)
         self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
@@ -55,6 +60,9 @@ class Supervisor:
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
         self.place = tempfile.mkdtemp(prefix="oars-")  # sockets; only this user can enter it
+        self.started_at = 0.0
+        self.missing = ""  # hosts, and how they were missed
+        self.left: float | None = None  # when all ranks were seen to have left
         self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
@@ -98,11 +106,12 @@ class Supervisor:
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
-        mpirun = launch.mpirun_command(self.plan, self.place)
         self.stall.start()
         if self.stdin is None:
             self.stdin = StdinServer(self.place)
         env[STDIN_VARIABLE] = self.stdin.path
+        mpirun = launch.mpirun_command(self.plan, env, self.place)
+        self.started_at = time.monotonic()
         with open(self.folder / "mpirun.log", "ab") as log:
             self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
@@ -147,6 +156,11 @@ class Supervisor:
                 return self._kill_all()
             if self._died_at_start():
                 return self._start_over()
+            if self._never_came(now):
+                return self._kill_all()
+            if self._all_left(now):
+                self._kill_all()
+                break
         if end is not None:
             os.close(end)
         self._look()
@@ -157,16 +171,30 @@ class Supervisor:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
         if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
-        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")):
+        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")) and not any(
+                name.startswith("dead-") for name in self.seen):
             return False
         self.begun = any(name.startswith("pid-") for name in os.listdir(self.folder))  # looked at after the death
         return not self.begun
+
+    def _never_came(self, now: float) -> bool:
+        """Whether a host is missing, and the ranks of the others would wait for it for ever."""
+        if "hosts" in self.plan and not self.begun and not any(name.startswith("pid-") for name in self.seen):
+            self.missing = missing_hosts(self.plan["hosts"], self.seen, now - self.started_at)
+        return bool(self.missing)
+
+    def _all_left(self, now: float) -> bool:
+        """Whether all living ranks have left, but mpirun still waits for those of a dead host."""
+        if "hosts" not in self.plan or not self._all("left-{}"):
+            return False
+        self.left = self.left or now
+        return now - self.left > ALL_LEFT
 
     def _start_over(self) -> bool:
         """Nothing of the script has run: begin again."""
         self._kill_all()
         for name in os.listdir(self.folder):
-            if re.match(r"(born|pid)-\d+$|rank-\d+\.(log|err)$", name) and not (
+            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone|ended)-|rank-\d+\.(log|err)$", name) and not (
                     "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
                 os.unlink(self.folder / name)
         self.screen.begin()
@@ -201,9 +229,10 @@ class Supervisor:
         return now - self.first_failure > grace
 
     def _interrupt(self) -> None:
-        for rank in range(self.ranks):
+        for rank in self._living():
             try:
-                os.kill(int((self.folder / f"pid-{rank}").read_text()), signal.SIGINT)
+                host, pid = json.loads((self.folder / f"born-{rank}").read_text())
+                self.reach.kill(host, pid, signal.SIGINT)
             except (OSError, ValueError):
                 pass
 
@@ -230,12 +259,12 @@ class Supervisor:
         for error in errors.values():
             if "usage" in error:
                 raise UsageError(error["usage"])
-        if self.stopped_by == signal.SIGTERM:
+        if self.stopped_by == signal.SIGTERM or self.stall.aborted:
             self.snapshots.say_kept()
         if self.stall.aborted:
             return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}
-        orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
+        orderly = len(told) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -270,10 +299,20 @@ class Supervisor:
             return code
         log = _read(self.folder / "mpirun.log")
         killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
+        lost = lost_host(log)
+        if lost:
+            self.screen.say(f"{lost} was lost, with all ranks on it")
+            self.snapshots.say_kept()
+            return stall.ABORTED
+        if "hosts" in self.plan and (why := not_started(log)):
+            raise UsageError(f"{why}; all hosts must reach each other, and see {self.folder.resolve()}")
         if self.ranks == 1 and code < 0:
             rank, number = 0, -code
         elif killed:
             rank, number = int(killed[1]), int(killed[2])
+        elif self.missing:
+            self.screen.say(f"{self.missing}, see {self.folder}/mpirun.log")
+            return stall.ABORTED
         elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
             self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
             last = (log + _read(self.folder / error_file(0, self.plan))).splitlines()[-20:]
@@ -286,6 +325,7 @@ class Supervisor:
             return code or 1
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
+        self.snapshots.say_kept()
         return 128 + number
 
 
@@ -293,28 +333,6 @@ def full(folder: Path) -> bool:
     """Whether there is no room for another line."""
     there = os.statvfs(folder)
     return there.f_bavail * there.f_frsize < 65536
-
-
-def sweep(folder: Path) -> None:
-    """Kill every process on this host that was started for this run: workers and other children too."""
-    mark = f"OARS_RUN_FOLDER={folder.resolve()}".encode()
-    for _ in range(50):
-        found = [pid for pid in _processes() if mark in _environment(pid)]
-        if not found:
-            return
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        time.sleep(0.02)
-
-
-def _processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    except OSError:
-        return []
 
 
 def _alive(pid_file: Path) -> bool:
@@ -333,14 +351,6 @@ def _state(pid: int) -> str:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return ""
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
 
 
 def _popen(command: list[str], **how: Any) -> subprocess.Popen:

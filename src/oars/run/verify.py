@@ -21,8 +21,8 @@ from oars.run.supervise import Supervisor
 
 LOSS_TOLERANCE = 1e-4  # relative to the loss, or to 1 for smaller ones
 WEIGHT_TOLERANCE = 1e-3  # relative to the array's largest weight
-SPLIT = {"batch": "split", "scale_lr": None, "local_batchnorm": False, "share_gpus": False,
-         "stall": 60.0, "on_stall": None}
+SPLIT: dict[str, Any] = {"batch": "split", "scale_lr": None, "local_batchnorm": False, "share_gpus": False,
+                         "stall": 60.0, "on_stall": None}
 
 
 def verify(ranks: int | None, steps: int, script: str, args: list[str], module: bool) -> int:

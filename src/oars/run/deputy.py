@@ -1,0 +1,118 @@
+"""The supervisor's deputy on another host: it looks after the ranks there, whose processes only that host can see.
+
+The first rank of such a host starts it. It answers through the run folder, as all do:
+
+- ``orders-<host>`` has a line for each thing the supervisor wants: ``kill`` a process with a signal (Ctrl-C, a drop), a
+  ``glance`` (is it stopped? what has it used up?), or a ``look`` (its stacks as well, which takes seconds);
+- ``answer-<host>-<number>.json`` is what was seen;
+- ``dead-<r>`` says that a rank's process has ended.
+
+When all its ranks have ended it goes, and if one ended without a word, so does what they left running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from oars.run import stacks
+from oars.run.sweep import sweep
+
+LOOKS_EVERY = 0.25  # seconds
+DEAD = ("Z", "X", "")  # the kernel's letters; or no such process
+
+
+def start(folder: Path, ranks: range) -> None:
+    """In a rank: start the deputy for these ranks of this host, outside of what MPI watches."""
+    null = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-m", "oars.run.deputy", str(folder), str(ranks.start), str(ranks.stop)],
+                     stdin=null, stdout=null, stderr=null, start_new_session=True)
+
+
+class Deputy:
+    """One host's."""
+
+    def __init__(self, folder: Path, ranks: range) -> None:
+        self.folder, self.ranks, self.host = folder, ranks, socket.gethostname()
+        self.pids: dict[int, int] = {}
+        self.dead: set[int] = set()
+        self.read = 0  # bytes of the orders
+
+    def serve(self) -> None:
+        """Until no rank is left."""
+        while len(self.dead) < len(self.ranks):
+            time.sleep(LOOKS_EVERY)
+            self._count()
+            for order in self._orders():
+                self._obey(order)
+        quiet = [rank for rank in self.ranks if not (self.folder / f"exit-{rank}.json").exists()]
+        if quiet:
+            sweep(self.folder, spare="prted")
+
+    def _count(self) -> None:
+        """Who has come, and who has gone."""
+        for rank in self.ranks:
+            if rank not in self.pids:
+                try:
+                    self.pids[rank] = json.loads((self.folder / f"born-{rank}").read_text())[1]
+                except (OSError, ValueError):  # not there yet; or the run is over, and its marks are gone
+                    if not (self.folder / "board").exists():
+                        self.dead.add(rank)
+            elif rank not in self.dead and stacks.state(self.pids[rank]) in DEAD:
+                self.dead.add(rank)
+                if (self.folder / f"born-{rank}").exists():
+                    (self.folder / f"dead-{rank}").touch()
+
+    def _orders(self) -> list[dict[str, Any]]:
+        try:
+            with open(self.folder / f"orders-{self.host}", "rb") as file:
+                file.seek(self.read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == "kill":
+            if order["pid"] in self.pids.values():
+                send(order["pid"], order["signal"])
+            return
+        pids = {rank: pid for rank, pid in self.pids.items() if rank in order["ranks"]}
+        spent = stacks.spent(pids.values())
+        seen: dict[int, Any] = {rank: [stacks.state(pid), *spent[pid]] for rank, pid in pids.items()}
+        if order["do"] == "look":
+            seen = {rank: list(look) for rank, look in stacks.look(self.folder, pids).items()}
+        path = self.folder / f"answer-{self.host}-{order['number']}.json"
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(seen))
+        os.replace(part, path)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process of this host that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    try:
+        Deputy(folder, range(int(sys.argv[2]), int(sys.argv[3]))).serve()
+    except Exception:  # a bug of ours: nobody reads what it prints
+        with open(folder / "deputy.log", "a") as log:
+            log.write(f"{socket.gethostname()}: {traceback.format_exc()}")
+
+
+if __name__ == "__main__":
+    main()

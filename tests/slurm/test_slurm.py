@@ -1,0 +1,216 @@
+"""Ranks on two nodes of a real Slurm, which ``two_nodes.sh`` starts and stops: needs root, slurm-wlm and munge.
+
+The nodes are real enough for what is tested: each has its own hostname, process ids and shared memory, and one of them
+can have its power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "chaos"))
+from chaos import SOURCE, lines_of, unlearnt, unlike  # noqa: E402
+
+from oars.cluster.hosts import expand  # noqa: E402
+
+TRAIN = HERE.parent / "chaos/train.py"
+OARS = [sys.executable, "-m", "oars"]
+LONG = """
+import os, signal, time, torch
+rank = int(os.path.basename(os.readlink('/proc/self/fd/1'))[5:-4])  # which no user's script knows
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range({steps}):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 5 and rank == 3:
+        {at_five}
+    time.sleep(0.1)
+print('done')
+"""
+
+
+class Cluster:
+    """Two nodes, as the tests use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(SOURCE),
+                    "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1",
+                    "PRTE_MCA_prte_tmpdir_base": str(folder)}  # what killed daemons leave goes with the tests
+
+    def tool(self, verb: str, *more: str) -> None:
+        """``two_nodes.sh``; what it says if it cannot is the test's error."""
+        done = subprocess.run([HERE / "two_nodes.sh", verb, self.folder, *more], capture_output=True, text=True,
+                              timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def batch(self, folder: Path, *args: str, **env: str) -> None:
+        """Submit a job for 2 + 2 ranks that is ``oars run --name it`` with these arguments."""
+        words = " ".join(map(str, [*OARS, "run", "--quiet", "--name", "it", *args]))
+        (folder / "job.sh").write_text(f"#!/bin/sh\n{words} >out 2>err\necho $? >code.part\nmv code.part code\n")
+        subprocess.run(["sbatch", "--quiet", "--no-kill", "--nodes=2", "--ntasks-per-node=2", "--output=slurm.out",
+                        "job.sh"], cwd=folder, env={**self.env, **env}, check=True, timeout=20)
+
+    def alloc(self, folder: Path, *command: str) -> subprocess.Popen:
+        """Run a command here, as on a login node, that has 2 + 2 slots on the nodes."""
+        return subprocess.Popen(["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *map(str, command)],
+                                cwd=folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    two = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        two.tool("start")
+        yield two
+    finally:
+        two.tool("stop")
+
+
+def until(ready, seconds: float):
+    """What ``ready`` gives once that is something."""
+    deadline = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def ended(folder: Path, seconds: float = 60) -> tuple[int, str, str]:
+    """A batch job's exit code, output and errors."""
+    until((folder / "code").exists, seconds)
+    return int((folder / "code").read_text()), (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def steps(folder: Path) -> int:
+    metrics = folder / "oars-runs/it/metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    path = folder / "oars-runs/it/events.jsonl"
+    every = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in every if event["event"] == kind]
+
+
+def processes(folder: Path) -> list[str]:
+    """What runs for a run in this folder, on either node: this machine sees them all."""
+    mark, found = f"OARS_RUN_FOLDER={folder}".encode(), []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            pass
+    return found
+
+
+def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
+    cluster.batch(tmp_path, TRAIN)  # no -n: all of the job
+    code, out, err = ended(tmp_path)
+    assert code == 0, err
+    printed, logged = lines_of([])
+    assert unlike(out.splitlines(), printed) == ""
+    assert unlike((tmp_path / "log.txt").read_text().splitlines(), logged) == ""
+    run = tmp_path / "oars-runs/it"
+    assert json.loads((run / "run.json").read_text())["hosts"] == [["n1", 2], ["n2", 2]]
+    assert unlearnt(run) == ""
+    assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in range(4)}) == 1
+    assert {path.name for path in run.glob("*-n2*")} == set()  # no marks are left
+    until(lambda: not processes(tmp_path), 5)
+
+
+def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_path):
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    (tmp_path / "script.py").write_text(LONG.format(steps=40, at_five=stop))
+    cluster.batch(tmp_path, "--stall", "2", "--on-stall", "drop", "script.py")
+    code, out, err = ended(tmp_path)
+    assert (code, out) == (0, "done\n"), err
+    assert "  rank 3 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
+    assert "oars: dropped rank 3: the others go on without\n" in err and "1 death survived" in err
+    assert [(event["rank"], event["host"]) for event in events(tmp_path, "drop")] == [(3, "n2")]
+    until(lambda: not processes(tmp_path), 5)
+
+
+def test_ctrl_c_on_a_login_node_ends_the_ranks_of_both_nodes(cluster, tmp_path):
+    (tmp_path / "script.py").write_text(LONG.format(steps=600, at_five="pass"))
+    started = cluster.alloc(tmp_path, "sh", "-c", 'echo $$ >pid; exec "$@"', "-", *OARS, "run", "--quiet", "--name",
+                            "it", "script.py")
+    until(lambda: steps(tmp_path) > 2, 60)
+    began = time.monotonic()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+    out, err = started.communicate(timeout=20)
+    assert time.monotonic() - began < 6
+    assert started.returncode == 130 and "KeyboardInterrupt" in err, err
+    logs = [(tmp_path / f"oars-runs/it/rank-{rank}.err").read_text() for rank in range(4)]
+    assert all("KeyboardInterrupt" in log for log in logs)
+    until(lambda: not processes(tmp_path), 5)
+
+
+def test_hosts_outside_of_the_job_and_runs_within_a_step_are_refused(cluster, tmp_path):
+    (tmp_path / "script.py").write_text("")
+    for command, says in [
+        ([*OARS, "run", "--hosts", "n1:1,n9:1", "script.py"], "--hosts: unknown host n9: this Slurm job has n1, n2"),
+        ([*OARS, "run", "-n", "5", "script.py"], "-n 5, but this Slurm job has 4 slots on 2 hosts: use -n 4, or "
+         "--per-node to put more on each"),
+        (["srun", "--quiet", "--nodes=1", "--ntasks=2", "sh", "-c", '[ $SLURM_PROCID = 1 ] || exec "$@"', "-", *OARS,
+          "run", "script.py"], "this is one of 2 processes that a launcher started (SLURM_STEP_NUM_TASKS), and oars "
+         "starts the ranks itself: run it once, without srun or mpirun"),
+    ]:
+        refused = cluster.alloc(tmp_path, *command)
+        out, err = refused.communicate(timeout=30)
+        assert refused.returncode == 2 and err.splitlines()[0] == f"oars: {says}"
+    assert not (tmp_path / "oars-runs").exists()
+
+
+def test_lists_of_nodes_are_read_as_slurm_itself_reads_them(cluster):
+    text = "n[1-3,07],rack[0-1]n[08-11],login"
+    told = subprocess.run(["scontrol", "show", "hostnames", text], env=cluster.env, capture_output=True, text=True,
+                          check=True).stdout.split()
+    assert expand(text) == told
+
+
+def test_without_fault_tolerance_a_dead_node_stops_the_run_and_a_snapshot_is_kept(cluster, tmp_path):
+    (tmp_path / "script.py").write_text(LONG.format(steps=600, at_five="pass"))
+    cluster.batch(tmp_path, "--snapshot", "5steps", "script.py", OARS_SURVIVE="0")
+    until(lambda: steps(tmp_path) > 8, 60)
+    cluster.tool("kill", "n2")
+    code, _, err = ended(tmp_path, 10)
+    lines = err.splitlines()
+    assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
+    assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
+    until(lambda: not processes(tmp_path), 5)
+    cluster.tool("start")  # the node comes back
+
+
+def test_a_dead_node_is_survived(cluster, tmp_path):
+    """All of n2 dies at once: its MPI daemon, its ranks, Slurm's part there."""
+    kind = ["--epochs", "6"]
+    cluster.batch(tmp_path, TRAIN, *kind)
+    until(lambda: steps(tmp_path) > 15, 60)
+    cluster.tool("kill", "n2")
+    code, out, err = ended(tmp_path)
+    assert code == 0, err
+    assert "2 deaths survived" in err
+    printed, logged = lines_of(kind)
+    assert unlike(out.splitlines(), printed) == ""
+    assert unlike((tmp_path / "log.txt").read_text().splitlines(), logged) == ""
+    run = tmp_path / "oars-runs/it"
+    lost = [pair for event in events(tmp_path, "lost") for pair in zip(event["ranks"], event["hosts"], strict=True)]
+    assert sorted(lost) == [(2, "n2"), (3, "n2")] and 15 < events(tmp_path, "lost")[0]["step"] < 78
+    assert unlearnt(run) == ""
+    assert (run / "weights-digest-0.txt").read_text() == (run / "weights-digest-1.txt").read_text()
+    until(lambda: not processes(tmp_path), 5)
