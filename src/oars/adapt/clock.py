@@ -23,7 +23,9 @@ def install(world: Any) -> None:
     pid, main = os.getpid(), threading.main_thread()
 
     def agreed(name: str, clock: Any) -> Any:
-        one = clock if world is None else lambda: world.broadcast(clock)
+        def one() -> Any:
+            own = functools.partial(tape.shifted, name, clock)
+            return own() if world is None else world.broadcast(own)
 
         @functools.wraps(clock)
         def read() -> Any:

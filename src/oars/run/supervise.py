@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.run import launch, stall
+from oars.adapt.tape import GROW, GROWING, GROWN
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen
@@ -32,9 +33,10 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
+ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for ranks that were to join, and never came
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
-                   rf"|({REQUEST}|{DONE}|{RESUMED})$")
+MARKS = re.compile(r"(born|pid|interrupted|lost|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$|board$"
+                   rf"|stack-\d+\.txt$|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
 class Supervisor:
@@ -49,6 +51,7 @@ class Supervisor:
         self.signals: list[int] = []
         self.stopped_by: int | None = None
         self.first_failure: float | None = None
+        self.left: float | None = None  # when all ranks of a run that has tried to grow were seen to have ended
         self.seen: set[str] = set()
         self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
@@ -143,6 +146,9 @@ class Supervisor:
                 return self._kill_all()
             if self._died_at_start():
                 return self._start_over()
+            if self._all_left(now):
+                self._kill_all()
+                break
         if end is not None:
             os.close(end)
         self._look()
@@ -169,6 +175,15 @@ class Supervisor:
         self.screen.say("a rank died while the ranks were starting: they are started again")
         return True
 
+    def _all_left(self, now: float) -> bool:
+        """Whether mpirun waits for nobody but ranks that were to join the run, and did not."""
+        if self.ranks == 1 or not any(name.startswith("born-") and int(name[5:]) >= self.ranks for name in self.seen):
+            return False
+        if not self._all("exit-{}.json") or any(_alive(self.folder / f"born-{rank}") for rank in self._living()):
+            return False
+        self.left = self.left or now
+        return now - self.left > ALL_LEFT
+
     def _look(self) -> None:
         """What ranks have left in the run folder; if the voice is lost, follow the next."""
         self.seen = set(os.listdir(self.folder))
@@ -179,8 +194,9 @@ class Supervisor:
         return all(pattern.format(rank) in self.seen for rank in self._living())
 
     def _living(self) -> list[int]:
-        """The ranks that nobody has called lost."""
-        return [rank for rank in range(self.ranks) if f"lost-{rank}" not in self.seen]
+        """The ranks that nobody has called lost, those that have joined too."""
+        joined = sorted(int(name[7:]) for name in self.seen if name.startswith("joined-"))
+        return [rank for rank in (*range(self.ranks), *joined) if f"lost-{rank}" not in self.seen]
 
     def _failed_for(self, now: float) -> bool:
         """Whether a rank has failed long enough ago that the others must go."""
@@ -197,7 +213,7 @@ class Supervisor:
         return now - self.first_failure > grace
 
     def _interrupt(self) -> None:
-        for rank in range(self.ranks):
+        for rank in self._living():
             try:
                 os.kill(int((self.folder / f"pid-{rank}").read_text()), signal.SIGINT)
             except (OSError, ValueError):
@@ -231,7 +247,7 @@ class Supervisor:
         if self.stall.aborted:
             return stall.ABORTED
         told = {rank: code for rank, code in exits.items() if rank in living}
-        orderly = len(told) == len(living) > 0 and self.process.returncode in (0, exits.get(0))
+        orderly = len(told) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
             sweep(self.folder)
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
