@@ -140,16 +140,5 @@ class Board:
                 os.fdatasync(self.fd)
 
 
-def is_gone(slot: Slot) -> bool:
-    """Whether the process behind a slot of this host has ended."""
-    if not slot.pid or slot.host != socket.gethostname():
-        return False
-    try:
-        with open(f"/proc/{slot.pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True
-
-
 def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="replace")

@@ -1,9 +1,9 @@
 """Ranks join a world that is going: started by its first rank, let in by all.
 
 ``Launch`` starts the new processes from a thread, while training goes on. They make a world of their own (``World``
-with ``first``, the number of the first of them) and get ready. When all old ranks stand at one place and the new ones at the
-same, the old call ``admit`` and the new ``join``, by a port's name that the first rank has opened: MPI connects the two
-groups, which takes some milliseconds. The old ranks come first, in their order, then the new.
+with ``first``, the number of the first of them) and get ready. When all old ranks stand at one place and the new ones
+at the same, the old call ``admit`` and the new ``join``, by a port's name that the first rank has opened: MPI connects
+the two groups, which takes some milliseconds. The old ranks come first, in their order, then the new.
 
 Nobody may die in these milliseconds: Open MPI then leaves some of the others waiting for ever (some of them told, some
 not). Who is not through in time kills itself, and is one more death to the others. ``mpirun`` needs

@@ -112,7 +112,8 @@ class Record:
         self.flush()
         events = self.folder / "events.jsonl"
         told = events.read_text().splitlines() if events.exists() else []
-        known = {rank for line in told if line.endswith("}") for rank in json.loads(line).get("ranks", ())}
+        lost = [event for event in map(json.loads, (s for s in told if s.endswith("}"))) if event["event"] == "lost"]
+        known = {rank for event in lost for rank in event["ranks"]}
         self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
     def notice(self, text: str) -> None:

@@ -93,7 +93,7 @@ class Watch:
                 self._changed[slot.rank] = self._clock
         self._before = slots
         if self._training is None and "metrics.jsonl" in seen:
-            self._training = self._clock, slots
+            self._training = self._clock, slots[: self.plan["ranks"]]
         if not self.period:
             return False
         return self._cannot_be_killed() or self._follow(self._stall(slots), slots)

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.tape import GROW, GROWING
 from oars.run import launch, stall
-from oars.adapt.tape import GROW, GROWING, GROWN
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
 from oars.run.screen import Screen

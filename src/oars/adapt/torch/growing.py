@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 import weakref
 from pathlib import Path
@@ -32,7 +33,6 @@ from oars.adapt.tape import FOLDER, GROW, GROWING, GROWN, Diverged, read_tape, t
 from oars.adapt.torch import calls, capture, functions, lineage, loaders, rows, seams, standin
 from oars.adapt.torch.context import ctx
 from oars.engine import joining
-from oars.engine.board import is_gone
 from oars.engine.world import RankLost
 
 BEGIN, MEET = "begin", "meet"
@@ -103,11 +103,11 @@ class Growth:
     def _trouble(self, within: float) -> str:
         """Why the new ranks will not come, or ``""``."""
         assert self.launch is not None
-        slots = ctx.world.board.read()
         for rank in self.new:
             if _there(f"stayed-{rank}"):
                 return json.loads((ctx.record.folder / f"stayed-{rank}").read_text())
-            if is_gone(slots[rank]):
+            pid = _pid(rank)
+            if pid is not None and not _lives(pid):
                 return f"rank {rank} died while it was starting"
         if time.time() - self.since > within:
             return f"the new ranks were not there after {within:.0f} s"
@@ -161,7 +161,7 @@ class Growth:
 
 def over(**answer: Any) -> None:
     """The first rank: growing has come to its end, good or not; of what was started for nothing, nothing stays."""
-    folder, world = ctx.record.folder, ctx.world
+    folder = ctx.record.folder
     try:
         told = json.loads((folder / GROWING).read_text())
         os.unlink(folder / GROWING)
@@ -170,16 +170,30 @@ def over(**answer: Any) -> None:
     _put(GROWN, answer)
     if "failed" not in answer:
         return
-    slots = world.board.read()
     for rank in range(told.get("first", 0), told.get("first", 0) + told.get("count", 0)):
-        world.board.gone(rank)
-        if slots[rank].pid and slots[rank].host == slots[world.origin].host:
-            try:
-                os.kill(slots[rank].pid, signal.SIGKILL)
-            except OSError:
-                pass
+        ctx.world.board.gone(rank)
+        pid = _pid(rank)
+        if pid is not None and _lives(pid):
+            os.kill(pid, signal.SIGKILL)
     ctx.record.event("not grown", reason=answer["failed"])
     ctx.record.notice(f"the run could not grow at step {ctx.record.steps}: {answer['failed']}; training goes on")
+
+
+def _pid(rank: int) -> int | None:
+    """A new rank's process, where it is on this host and has begun."""
+    try:
+        host, pid = json.loads((ctx.record.folder / f"born-{rank}").read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if host == socket.gethostname() else None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def for_newcomers(gradients: Any) -> dict[str, Any]:

@@ -272,6 +272,7 @@ class Snapshots:
         header, blobs = self.resuming
         if "state" not in header:  # this rank joins others, who have gone on
             self.resuming = growing.further()
+            streams.play()
             return
         self.resuming = None
         trouble = rewind.trouble()
