@@ -101,4 +101,6 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
         world.settle(merged, places)
         world.begin_era(era + 1, done)
         world.board.leave(done)
+        for tell in world.on_growth:
+            tell()
     return whole

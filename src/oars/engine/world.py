@@ -56,6 +56,7 @@ class World:
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
         self.on_loss: list[Callable[[list[int], str], None]] = []
+        self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0

@@ -47,12 +47,14 @@ def main() -> None:
     _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
+        cores = available_cores()
         if not first:
-            take_cores(local_rank, plan)
+            take_cores(cores, local_rank, plan["ranks"])
         if plan["gpus"]:
             os.environ["CUDA_VISIBLE_DEVICES"] = plan["gpus"][local_rank % len(plan["gpus"])]
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin)
+        world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
     hide_ranks(plan)
     record = Record(folder, voice=world is None or world.rank == first == 0, world=world)
     survivor = Survivor(folder, plan, world, record, stdin) if many and plan["survives"] else None
@@ -130,12 +132,16 @@ def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
     return text
 
 
-def take_cores(local_rank: int, plan: dict[str, Any]) -> None:
-    """This rank's share of the host's cores, when there is at least one for each."""
-    cores, ranks = available_cores(), plan["ranks"]
-    if len(cores) >= ranks and hasattr(os, "sched_setaffinity"):
-        start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
-        os.sched_setaffinity(0, cores[start:end])
+def take_cores(cores: list[int], local_rank: int, ranks: int) -> None:
+    """This rank's share of the host's cores, for all its threads; all of them where there is not one for each rank."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), cores[start:end] if len(cores) >= ranks else cores)
+        except OSError:  # it has just ended
+            pass
 
 
 def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str) -> Any:

@@ -292,6 +292,10 @@ class Supervisor:
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
         else:
+            if GROWING in seen:
+                self.screen.say("a rank died just when new ones were let in, and MPI held the others: go on with "
+                                f"oars resume {self.folder.name}")
+                return code or 1
             missing = [rank for rank in range(self.ranks) if rank not in exits]
             rank = missing[0] if missing else 0
             self.screen.say(f"rank {rank}{of} ended without a word (exit code {code}), see {self.folder}/mpirun.log")

@@ -25,6 +25,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oars.adapt import random as random_
 from oars.adapt import rewind, snapshot_file
 from oars.adapt.files import real
@@ -115,7 +117,7 @@ class Growth:
 
     def meet(self, snapshot: str) -> None:
         """All ranks, having taken ``snapshot`` at this boundary (empty: they could not): let the new ones in."""
-        world, before, began = ctx.world, ctx.size, time.time()
+        world, began = ctx.world, time.time()
         self._answer = {"failed": "no snapshot could be taken" if not snapshot else "the rank that started them died"}
         carried = [tensor for tensor in capture.Walk().variables.values() if isinstance(tensor, rows.Rows)]
         for tensor in carried:  # the new ranks have it whole, and nothing that it was made of
@@ -130,6 +132,7 @@ class Growth:
         answer = world.broadcast(lambda: self._answer)
         world.patient = patient
         if "port" in answer:
+            before = world.size
             if joining.admit(world, answer["port"]):
                 _all_here()
                 streams.begin()
@@ -212,7 +215,10 @@ def _all_here() -> None:
     """Old and new ranks: what was found of models and loaders in other company is found anew, by all."""
     lineage.renew()
     ctx.grown = ctx.era
-    ctx.world.patient = ctx.size > ctx.plan["cores"]
+    cores, ranks = ctx.plan["cores"], ctx.plan["ranks"]
+    ctx.world.patient = ctx.size > cores
+    if os.environ.get("OMP_NUM_THREADS") == str(max(1, cores // ranks)):  # the launcher's choice, not the user's
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, cores // ctx.size)))
     for part in (calls, functions, loaders):
         part.forget()
 

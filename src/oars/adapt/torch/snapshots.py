@@ -264,6 +264,7 @@ class Snapshots:
         """Let the script be played to where this snapshot was taken; called before it runs."""
         self.resuming = header, blobs
         torch.serialization.add_safe_globals([standin._again])
+        standin.left = True
         self.mode = standin.Playing()
         self.mode.__enter__()
 
