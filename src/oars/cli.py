@@ -19,6 +19,11 @@ examples:
   oars resume train-20260102-120000        # a run of oars-runs, from its newest snapshot
   oars resume oars-runs/big -n 8           # on another number of ranks
 """
+GROW = """\
+examples:
+  oars grow train-20260102-120000 -n +2    # two more ranks for a run that is going
+  oars grow oars-runs/big -n 8             # as many more as make 8
+"""
 VERIFY = """\
 example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
@@ -53,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
             from oars.run.resume import resume
 
             return resume(args.run, args.ranks, where(args), args.quiet, args.snapshot)
+        if args.verb == "grow":
+            from oars.run.grow import grow
+
+            return grow(args.run, args.ranks)
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
         if args.verb == "verify":
@@ -96,7 +105,7 @@ def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
     takes_value = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall",
                    "--on-stall", "--steps", "--snapshot"}
-    if argv[:1] == ["resume"]:  # it knows its script
+    if argv[:1] in (["resume"], ["grow"]):  # they know their script
         return argv, None
     at = 1
     while at < len(argv):
@@ -116,6 +125,13 @@ def count_of(things: str) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
         return int(text)
     return count
+
+
+def more_ranks(text: str) -> str:
+    """The type of ``+2`` or ``6``."""
+    if not text.removeprefix("+").isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of ranks: +2 for two more, 6 for six in all")
+    return text
 
 
 def seconds(text: str) -> float:
@@ -168,6 +184,11 @@ def parser() -> Parser:
     _hosts(again)
     again.add_argument("--quiet", action="store_true", help="no live status line")
     _snapshot(again)
+
+    grow = verb("grow", "let more ranks join a run that is going", "oars grow RUN -n (+K | N)", GROW)
+    grow.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
+    grow.add_argument("-n", dest="ranks", type=more_ranks, metavar="+K", required=True,
+                      help="how many more ranks; without the plus, how many there are to be in all")
 
     check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)

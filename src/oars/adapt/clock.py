@@ -1,7 +1,8 @@
 """One clock: what a script's own code reads from ``time`` is the first rank's time, on every rank.
 
 ``while time.time() - start < budget:`` must end at the same step everywhere. Libraries, threads, forked workers and
-what reads own samples get this process's own time: there ranks need not, and must not, wait for each other.
+what reads own samples get this process's own time: there ranks need not, and must not, wait for each other. While a
+script is played it does not sleep.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def install(world: Any) -> None:
     pid, main = os.getpid(), threading.main_thread()
 
     def agreed(name: str, clock: Any) -> Any:
-        one = clock if world is None else lambda: world.broadcast(clock)
+        def one() -> Any:
+            own = functools.partial(tape.shifted, name, clock)
+            return own() if world is None else world.broadcast(own)
 
         @functools.wraps(clock)
         def read() -> Any:
@@ -33,6 +36,14 @@ def install(world: Any) -> None:
 
         return read
 
+    sleep = time.sleep
+
+    @functools.wraps(sleep)
+    def passed_over(seconds: float) -> None:
+        if not (tape.playing and threading.current_thread() is main):
+            sleep(seconds)
+
+    time.sleep = random.for_scripts(sleep, passed_over)
     for name in _NAMES:
         true = getattr(time, name)
         setattr(time, name, random.for_scripts(true, agreed(name, true)))

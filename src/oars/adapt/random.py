@@ -53,7 +53,7 @@ def install(world: Any, plan: dict[str, Any]) -> None:
     global _seed, _rank, _entropy
     if world is None:
         return
-    _seed, _rank = int(plan["seed"]), world.rank
+    _seed, _rank = int(plan["seed"]), world.origin
     _entropy = _Entropy()
     random.seed(_derive("python", _seed))
     _patch_python()
@@ -113,6 +113,17 @@ class _Entropy:
         key = repr((whose, _seed, _rank if _inside else None, self._drawn[whose])).encode()
         self._drawn[whose] += 1
         return hashlib.shake_256(key).digest(count)
+
+
+def drawn() -> int:
+    """How often the common stream of fresh entropy was drawn from."""
+    return _entropy._drawn["common"] if _entropy else 0
+
+
+def draw_on(count: int) -> None:
+    """Go on where ranks stand that have drawn so often."""
+    if _entropy:
+        _entropy._drawn["common"] = count
 
 
 def _fresh(count: int) -> bytes:

@@ -198,12 +198,7 @@ def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
             for fd, path in _writing():
                 if path.startswith(overlay.tree + "/"):
                     _reopen(fd, path, path.removeprefix(overlay.tree), told["opened"], folder)
-        for place, names in list(overlay._mine.items()):
-            for name, own in list(names.items()):
-                if own not in (THROUGH, TEMPORARY):
-                    overlay.mark(f"{place}/{name}", None)
-        held.clear(overlay.tree, keep=held.paths(overlay.tree))
-        overlay._places.clear()
+        _forget_played(overlay)
         if voice:
             to_be = overlay.voice_to_be()
             to_be.speak()
@@ -212,6 +207,30 @@ def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
     if voice:
         watch(folder)
     speak()
+
+
+def join(told: dict[str, Any]) -> None:
+    """Where this rank joins a run that is going: its overlay holds the voice's files as they are now."""
+    flush()
+    overlay = _overlay()
+    with overlay.gate.alone():
+        _forget_played(overlay)
+        overlay.adopt()
+        for fd, mirror in _writing():
+            path = mirror.removeprefix(overlay.tree)
+            if mirror != path and path in told["opened"]:
+                os.lseek(fd, told["opened"][path][1], os.SEEK_SET)
+    speak()
+
+
+def _forget_played(overlay: Any) -> None:
+    """What was written while playing goes, but for files that the script has open."""
+    for place, names in list(overlay._mine.items()):
+        for name, own in list(names.items()):
+            if own not in (THROUGH, TEMPORARY):
+                overlay.mark(f"{place}/{name}", None)
+    held.clear(overlay.tree, keep=held.paths(overlay.tree))
+    overlay._places.clear()
 
 
 def _reopen(fd: int, mirror: str, path: str, opened: dict[str, Any], folder: Path) -> None:

@@ -126,6 +126,11 @@ def decode(value: Any, blobs: list[Any], build: Callable[[str, Any], Any] | None
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+def name_of(step: int) -> str:
+    """What the snapshot of a step is called."""
+    return f"{step:08d}.snap"
+
+
 def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sync: int | None = None) -> Path:
     """Write the snapshot of ``step`` into the run folder; on any OSError nothing of it is left and the others stay.
 
@@ -133,7 +138,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
     """
     place = folder / FOLDER
     real.makedirs(place, exist_ok=True)
-    path, part = place / f"{step:08d}.snap", place / f".{step:08d}.{os.getpid()}.part"
+    path, part = place / name_of(step), place / f".{step:08d}.{os.getpid()}.part"
     offset, placed = 0, []
     for blob in blobs:
         size = _size(blob.data)

@@ -35,6 +35,7 @@ from typing import Any
 _open = os.open  # the script's is watched
 FOLDER = "snapshots"  # in the run folder
 REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # in the run folder, see oars.run.asking
+GROW, GROWING, GROWN = "grow-now", "growing", "grown"  # in the run folder, see oars.run.grow
 LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
 _IN_MEMORY = 1 << 26  # bytes held back while the disk is full
@@ -196,6 +197,13 @@ class Tape:
         """Whether all has been played: the next boundary is where the snapshot was taken."""
         return self._at >= len(self._buffer)
 
+    def play_on(self, data: bytes) -> None:
+        """Play further, to a later place: ``data`` is the tape up to there."""
+        if data[: len(self._buffer)] != self._buffer:
+            raise Damaged("its tape was changed since it was written")
+        self._digest.update(data[len(self._buffer) :])
+        self._buffer = bytearray(data)
+
     def played_to(self) -> None:
         """Go on recording where the snapshot was taken; what the tape held after it is gone."""
         self._start, self._buffer, self.playing, self.skips = len(self._buffer), bytearray(), False, False
@@ -276,13 +284,17 @@ class Tape:
 
     # -- the clock
 
+    def shifted(self, name: str, clock: Any) -> Any:
+        """What this rank's clock shows; after a resume it goes on from what the script was told before."""
+        return clock() + self._clock_shift.get(name, 0)
+
     def time(self, name: str, clock: Any) -> Any:
         """What the script is told when it asks ``time.<name>``: ``clock()``, recorded, or what it was told then."""
         whole = name.endswith("_ns")
         if self.playing:
             self.take("N" if whole else "T")
             return (_long if whole else _double)(self._bytes(8))[0]
-        told = clock() + self._clock_shift.get(name, 0)
+        told = clock()
         self._buffer += (b"N" + _LONG(told)) if whole else (b"T" + _DOUBLE(told))
         if len(self._buffer) > _IN_MEMORY:  # a script that does nothing else, for hours
             self.give_up()

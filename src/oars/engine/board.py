@@ -28,7 +28,7 @@ from pathlib import Path
 from time import perf_counter, sleep, time  # as they are now: scripts are given another clock later
 from typing import NamedTuple
 
-_HEAD = struct.Struct("<16sIII64s")  # magic, ranks, bytes a slot, the supervisor's pid, its host
+_HEAD = struct.Struct("<16sIIII64s")  # magic, ranks, where slots begin, bytes a slot, the supervisor's pid, its host
 _MAGIC = b"oars board 1"
 _GONE = 128  # one byte a rank, after the head
 _LIVE = struct.Struct("<Qdd16s")  # collectives completed; since when (time()) in this one, or in none; waited; its name
@@ -54,14 +54,13 @@ class Board:
 
     def __init__(self, path: Path, fd: int, rank: int | None) -> None:
         self.path, self.fd, self.rank = path, fd, rank
-        _, self.ranks, self.stride, self.supervisor, host = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+        _, self.ranks, self.first, self.stride, self.supervisor, host = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
         self.host = _text(host)
         self.done = 0
         self._waited = self._began = 0.0
         self._names: dict[str, bytes] = {}
         if rank is not None:
-            at = _slots_at(self.ranks, self.stride) + rank * self.stride
-            self._page = mmap.mmap(fd, self.stride, offset=at)
+            self._page = mmap.mmap(fd, self.stride, offset=self.first + rank * self.stride)
             _FIXED.pack_into(self._page, _FIXED_AT, os.getpid(), socket.gethostname().encode()[:64])
             _LIVE.pack_into(self._page, 0, 0, time(), 0.0, b"")
 
@@ -69,7 +68,7 @@ class Board:
     def create(cls, path: Path, ranks: int, hosts: int = 1) -> Board:
         """A board for ``ranks`` ranks, nobody on it yet."""
         stride = mmap.ALLOCATIONGRANULARITY
-        size = _slots_at(ranks, stride) + ranks * stride
+        first = -(-(_GONE + ranks) // stride) * stride  # on the page after the head and the marks
         try:
             if hosts > 1:
                 raise OSError("memory is one host's")
@@ -78,9 +77,18 @@ class Board:
         except (AttributeError, OSError):  # or the system has no such memory, or the file system no links
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         # Zeros and not a hole: a page that finds no room when it is first written kills its writer (SIGBUS).
-        os.pwrite(fd, bytes(size), 0)
-        os.pwrite(fd, _HEAD.pack(_MAGIC, ranks, stride, os.getpid(), socket.gethostname().encode()[:64]), 0)
+        os.pwrite(fd, bytes(first + ranks * stride), 0)
+        os.pwrite(fd, _HEAD.pack(_MAGIC, ranks, first, stride, os.getpid(), socket.gethostname().encode()[:64]), 0)
         return cls(path, fd, None)
+
+    def grow(self, more: int) -> int:
+        """Slots for ``more`` ranks behind all there have ever been; the number of the first of them."""
+        magic, ranks, first, *rest = _HEAD.unpack(os.pread(self.fd, _HEAD.size, 0))
+        if _GONE + ranks + more > first:
+            raise ValueError(f"a run that began like this has room for {first - _GONE} ranks")
+        os.pwrite(self.fd, bytes(more * self.stride), first + ranks * self.stride)
+        os.pwrite(self.fd, _HEAD.pack(magic, ranks + more, first, *rest), 0)
+        return ranks
 
     @classmethod
     def open(cls, path: Path, rank: int) -> Board:
@@ -112,9 +120,9 @@ class Board:
         """Every rank's slot, as of now."""
         with open(self.path, "rb") as file:
             data = file.read()
-        slots, first = [], _slots_at(self.ranks, self.stride)
-        for rank in range(self.ranks):
-            at = first + rank * self.stride
+        slots = []
+        for rank in range(_HEAD.unpack_from(data)[1]):  # it may have grown
+            at = self.first + rank * self.stride
             done, since, waited, kind = _LIVE.unpack_from(data, at)
             pid, host = _FIXED.unpack_from(data, at + _FIXED_AT)
             slots.append(Slot(rank, pid, _text(host), data[_GONE + rank] != 0, done, _text(kind), since, waited))
@@ -130,11 +138,6 @@ class Board:
             sleep(1)
             with contextlib.suppress(OSError):
                 os.fdatasync(self.fd)
-
-
-def _slots_at(ranks: int, stride: int) -> int:
-    """Where the first slot begins: on the page after the head and the marks."""
-    return -(-(_GONE + ranks) // stride) * stride
 
 
 def _text(field: bytes) -> str:

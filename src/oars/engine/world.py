@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,7 @@ class RankLost(Exception):
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -49,15 +50,16 @@ class World:
         patient = any(comm.allgather(patient))  # all wait alike: MPI has other messages for either
         self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
-        self.origin: int = comm.rank  # this rank's number at the start: its name in files and events
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        nodes = comm.allgather(node.bcast(comm.rank if node.rank == 0 else None))
-        node.Free()
-        self.node_of = dict(enumerate(nodes))  # every rank there was at the start
-        self.members: list[int] = list(self.node_of)  # the living, by their numbers at the start
+        self.origin: int = first + comm.rank  # this rank's number at the start: its name in files and events
+        self.node_of: dict[int, int] = {}  # every rank there was -> the first rank of its node
+        self.hosts: dict[int, str] = {}
+        self.members: list[int] = []  # the living, by their numbers at the start
+        self.apart = False  # ranks that are to join others, and have not yet
+        self.command: list[str] = []  # what starts one more rank, but for its number
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
         self.on_loss: list[Callable[[list[int], str], None]] = []
+        self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
@@ -65,7 +67,29 @@ class World:
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
         self._abandoned: list[Any] = []
+        self.settle(comm, self.places(comm))
+
+    def places(self, comm: Any) -> list[tuple[int, int, str]]:
+        """For each rank of ``comm``: its number, the number of the first rank on its node, its host. Collective."""
+        node = comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        told = comm.allgather((self.origin, node.bcast(self.origin if node.rank == 0 else None), socket.gethostname()))
+        node.Free()
+        return told
+
+    def settle(self, comm: Any, places: list[tuple[int, int, str]]) -> None:
+        """From here on the ranks of ``comm`` are the world."""
+        self.comm, self.derived, self.members = comm, [], [origin for origin, _, _ in places]
+        for origin, node, host in places:
+            self.node_of[origin], self.hosts[origin] = node, host
         self._count()
+
+    def standing(self) -> tuple[int, int]:
+        """How many eras and collectives there were: what ranks that come later have to take over."""
+        return self.era, self._done
+
+    def begin_era(self, era: int, done: int) -> None:
+        """The ranks are others from here on: what was cut for those before must be cut anew (see ``adopt``)."""
+        self.era, self._done, self._kept = era, done, None
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -74,11 +98,11 @@ class World:
         self.local_rank, self.local_size = mine.index(self.origin), len(mine)
 
     @classmethod
-    def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False) -> World:
-        """The world of the MPI job this process belongs to."""
+    def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> World:
+        """The world of the MPI job this process belongs to; ``first``: the number of its first rank."""
         from mpi4py import MPI
 
-        return cls(MPI.COMM_WORLD, board, patient, survives)
+        return cls(MPI.COMM_WORLD, board, patient, survives, first)
 
     # -- collectives
 

@@ -107,6 +107,8 @@ def mpirun_command(plan: dict[str, Any], env: dict[str, str], place: str) -> lis
         command += ["--prtemca", "prte_local_tmpdir_base", place]
     if plan["survives"]:
         command += ["--with-ft", "ulfm", "--mca", "coll", "^han"]  # with han a death between hosts hangs the living
+        for name in ("recoverable", "notify_errors"):  # for ranks that join, see oars.engine.joining
+            command += ["--prtemca", f"state_base_{name}", "1"]
     command += ["--mca", "btl", "^ofi"]  # on one host it carries nothing and takes a second to find that out
     if os.getuid() == 0:
         command.append("--allow-run-as-root")

@@ -4,6 +4,8 @@ The plan (``run.json`` in the run folder) says what to run; the environment says
 output goes to this rank's files, cores and GPU are chosen, MPI starts, its traces in the environment are removed,
 adapters are installed, the script runs, and its end is written down (``exit-<r>.json``, ``error-<r>.json``): mpirun
 ends all ranks when one exits with a code, so the code travels by file and the process itself ends with 0.
+
+A rank that joins a run (``oars.adapt.torch.growing``) is given, as an argument, the number of the first that joins.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt import files
-from oars.adapt.tape import Diverged, tape
-from oars.run.launch import RANK_VARIABLES
+from oars.adapt.tape import GROWING, Diverged, tape
+from oars.run.launch import RANK_VARIABLES, rank_command
 from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
 from oars.run.script import print_error, run_script
@@ -36,17 +38,22 @@ def main() -> None:
     folder = Path(os.environ["OARS_RUN_FOLDER"])
     plan = json.loads((folder / "run.json").read_text())
     many = plan["ranks"] > 1
-    rank = int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
+    first = int(sys.argv[1]) if sys.argv[1:] else 0
+    if first:
+        plan = {**plan, "joining": joining_plan(folder, first)}
+    rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
     redirect_output(folder, rank, plan)
     _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
-        patient = settle(folder, plan, rank)
+        cores = available_cores()
+        patient = settle(folder, plan, rank, first, cores)
         stdin = os.environ.pop(STDIN_VARIABLE)
-        world, hosts = join(folder, plan, rank, stdin, patient)
+        world = join(folder, plan, rank, first, stdin, patient)
+        world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
     hide_ranks(plan)
-    record = Record(folder, voice=world is None or world.rank == 0, world=world)
-    survivor = Survivor(folder, plan, world, hosts, record, stdin) if many and plan["survives"] else None
+    record = Record(folder, voice=world is None or world.rank == first == 0, world=world)
+    survivor = Survivor(folder, plan, world, record, stdin) if many and plan["survives"] else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
@@ -59,24 +66,35 @@ def main() -> None:
         sys.exit(code)
 
 
-def settle(folder: Path, plan: dict[str, Any], rank: int) -> bool:
+def settle(folder: Path, plan: dict[str, Any], rank: int, first: int, cores: list[int]) -> bool:
     """Take this rank's share of its host: cores, threads, GPU. Whether there are more ranks than cores."""
     local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan["ranks"]
     gpus = plan["gpus"]
-    cores = len(available_cores())
     if "hosts" in plan:
         on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_SIZE"))
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // on_host)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // on_host)))
         if socket.gethostname() != plan["host"]:
             gpus = visible_gpus()
             if local_rank == 0:
                 from oars.run import deputy
 
                 deputy.start(folder, range(rank, rank + on_host))
-    take_cores(local_rank, on_host)
+    if not first:  # who joins others takes its share when it has
+        take_cores(cores, local_rank, on_host)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank % len(gpus)]
-    return on_host > cores
+    return on_host > len(cores) or first > 0
+
+
+def joining_plan(folder: Path, first: int) -> dict[str, Any]:
+    """What ranks that join have to know; if nobody waits for them any more they end."""
+    try:
+        told = json.loads((folder / GROWING).read_text())
+    except (OSError, ValueError):
+        told = {}
+    if told.get("first") != first:
+        _exit(0)
+    return told
 
 
 def _launched(*names: str) -> str:
@@ -130,16 +148,20 @@ def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
     return text
 
 
-def take_cores(local_rank: int, ranks: int) -> None:
-    """This rank's share of the host's cores, when there is at least one for each."""
-    cores = available_cores()
-    if len(cores) >= ranks and hasattr(os, "sched_setaffinity"):
-        start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
-        os.sched_setaffinity(0, cores[start:end])
+def take_cores(cores: list[int], local_rank: int, ranks: int) -> None:
+    """This rank's share of the host's cores, for all its threads; all of them where there is not one for each rank."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), cores[start:end] if len(cores) >= ranks else cores)
+        except OSError:  # it has just ended
+            pass
 
 
-def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str, patient: bool) -> tuple[Any, dict[int, str]]:
-    """Start MPI, and know all ranks' hosts; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
+def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, patient: bool) -> Any:
+    """Start MPI and know all ranks; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0 and socket.gethostname() == plan["host"]:  # no other host can be given it: there it is empty
         take_stdin(stdin)
     import mpi4py
@@ -153,27 +175,22 @@ def join(folder: Path, plan: dict[str, Any], rank: int, stdin: str, patient: boo
     board.enter("start")
     from mpi4py import MPI
 
-    from oars.engine.world import RankLost, World
+    from oars.engine.world import World
 
     try:
-        world = World.over_mpi(board, patient, survives=plan["survives"])
+        world = World.over_mpi(board, patient, plan["survives"], first)
     except MPI.Exception:
         if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    if world.size != plan["ranks"] and world.era == 0:
+    world.apart, world.command = first > 0, rank_command()
+    if world.size != plan["ranks"] and world.era == 0 and not first:
         library = MPI.Get_library_version().partition(",")[0].strip()
         _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
-    while True:
-        try:
-            hosts = dict(world.allgather((world.origin, socket.gethostname())))
-            break
-        except RankLost:
-            world.adopt()
     share_stdin(world, plan["stdin_tty"])
-    return world, hosts
+    return world
 
 
 def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:
@@ -198,6 +215,13 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         oars.adapt.torch.install(world, plan, record)
 
     when_imported("torch", torch_imported)
+    if "joining" in plan:
+        told = plan["joining"]
+        record.played = True
+        rewind.begin(rank, folder, told["files"])
+        tape.begin(folder, False, told["tape"])
+        tape.strict = False
+        return
     if "resume" in plan:
         from oars.adapt.snapshot_file import FOLDER, read
 
@@ -218,7 +242,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
 class Alone:
     """All that adapters of one rank's files and random numbers ask of a world."""
 
-    rank, size = 0, 1
+    rank, size, origin = 0, 1, 0
 
 
 class Ends:
@@ -228,6 +252,7 @@ class Ends:
                  survivor: Survivor | None) -> None:
         self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
+        self.joins = world is not None and world.apart  # a run that was there before it
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
@@ -265,6 +290,12 @@ class Ends:
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
+        if self.joins and self.world.apart:
+            _write(self.folder, f"stayed-{self.rank}", f"rank {self.rank} could not follow the script: {how}")
+            _exit(0)
+        if self.joins:  # the others go on without it
+            print(f"oars: rank {self.rank} joined, and cannot go on: {how}", file=sys.__stderr__, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         text = f"cannot resume {self.folder.name}: "
         text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
         _write(self.folder, f"error-{self.rank}.json", {"usage": text})
@@ -279,6 +310,8 @@ class Ends:
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
         if os.getpid() == self.pid:
+            if self.joins and self.world.apart:
+                _exit(0)
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
             files.close()

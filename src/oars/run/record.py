@@ -26,6 +26,7 @@ class Record:
         self.steps = 0
         self.samples = 0
         self.losses = 0  # ranks that died
+        self.joined = 0  # ranks that came later
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
@@ -75,6 +76,20 @@ class Record:
             self._loss_at = time.time()
         self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1)
 
+    def grown(self, new: int, ranks: int, seconds: float) -> None:
+        """``new`` ranks have joined, so that there are ``ranks``; training stood still for ``seconds``."""
+        self.joined += new
+        self.event("grown", step=self.steps, ranks_before=ranks - new, ranks=ranks, seconds=round(seconds, 6))
+
+    def counts(self) -> dict[str, Any]:
+        """What a rank that joins has not seen."""
+        return {"losses": self.losses, "joined": self.joined, "said": sorted(self._said)}
+
+    def go_on_from(self, counts: dict[str, Any]) -> None:
+        """This rank joins others that have counted so far."""
+        self.losses, self.joined = counts["losses"], counts["joined"]
+        self._said.update(counts["said"])
+
     def lost_step(self, samples: int, reason: str) -> None:
         """A step could not be done again after a loss."""
         self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
@@ -97,7 +112,8 @@ class Record:
         self.flush()
         events = self.folder / "events.jsonl"
         told = events.read_text().splitlines() if events.exists() else []
-        known = {rank for line in told if line.endswith("}") for rank in json.loads(line).get("ranks", ())}
+        lost = [event for event in map(json.loads, (s for s in told if s.endswith("}"))) if event["event"] == "lost"]
+        known = {rank for event in lost for rank in event["ranks"]}
         self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
     def notice(self, text: str) -> None:
@@ -190,6 +206,7 @@ class Record:
         summary = {
             "ranks": self._world.size if self._world is not None else 1,
             "losses": self.losses,
+            "joined": self.joined,
             "steps": self.steps,
             "samples": self.samples,
             "seconds": seconds,

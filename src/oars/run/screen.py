@@ -119,6 +119,8 @@ class _Tail:
         """Read another rank's file, behind as many lines as were shown: all ranks write the same ones."""
         if self._fd is not None:
             os.close(self._fd)
+        # The file of a rank that joined began as a copy of the one we have read so far.
+        self._starts.setdefault(path.name, self._starts.get(self.path.name, 0))
         self.path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
         with open(path, "rb") as file:
             file.seek(self._starts.get(path.name, 0))
@@ -179,6 +181,8 @@ def closing_lines(folder: Path, plan: dict[str, Any], code: int) -> list[str]:
             parts.append(f"{(summary['steps'] - 1) / seconds:,.3g} steps/s")
         if ranks > 1:
             parts.append(f"{100 * summary['exchange_seconds'] / seconds:.1f} % of the time in exchange")
+    if summary.get("joined"):
+        parts.append(f"{summary['joined']} joined")
     if summary.get("losses"):
         parts.append(f"{summary['losses']} death{'s' * (summary['losses'] > 1)} survived")
     if code:

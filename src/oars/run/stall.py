@@ -88,18 +88,22 @@ class Watch:
             return False
         self._clock += min(now - self._looked, 2 * every)  # a longer gap is one in which we were stopped
         self._looked = now
-        slots = [slot._replace(gone=slot.gone or slot.rank in self._dropped,
+        slots = [slot._replace(gone=slot.gone or slot.rank in self._dropped or not self._counts(slot.rank, seen),
                                kind=END if f"exit-{slot.rank}.json" in seen else slot.kind)
                  for slot in self.board.read()]
-        for slot, before in zip(slots, self._before or slots, strict=True):
+        for slot, before in zip(slots, [*self._before, *slots[len(self._before):]], strict=True):
             if slot != before or slot.rank not in self._changed:
                 self._changed[slot.rank] = self._clock
         self._before = slots
         if self._training is None and "metrics.jsonl" in seen:
-            self._training = self._clock, slots
+            self._training = self._clock, slots[: self.plan["ranks"]]
         if not self.period:
             return False
         return self._cannot_be_killed() or self._follow(self._stall(slots), slots)
+
+    def _counts(self, rank: int, seen: set[str]) -> bool:
+        """Whether others may wait for this rank: not while it is on its way to join them, until they do."""
+        return rank < self.plan["ranks"] or f"there-{rank}" in seen
 
     def _stall(self, slots: list[Slot]) -> Stall | None:
         waits = {rank: self._clock - at for rank, at in self._changed.items()}
@@ -252,7 +256,7 @@ class Watch:
 
 def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:
     """A line about the rank that the others wait for: it waits least, and by how much less than they is lost."""
-    waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last if not slot.gone}
+    waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last[: len(first)] if not slot.gone}
     if seconds < SLOW_RUN or len(waited) < 2:
         return []
     slow = min(waited, key=lambda rank: waited[rank])

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.tape import GROW, GROWING
 from oars.run import launch, stall
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
@@ -35,11 +36,11 @@ ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
 SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice may be writing what the user wants kept
 TERM_TO_KILL = 2.0
-ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host
+ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left)-\d+$|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$"
-                   r"|(orders|answer|gone|start|ended)-"
-                   rf"|({REQUEST}|{DONE}|{RESUMED})$")
+MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
+                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|start|ended)-"
+                   rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
 class Supervisor:
@@ -184,8 +185,8 @@ class Supervisor:
         return bool(self.missing)
 
     def _all_left(self, now: float) -> bool:
-        """Whether all living ranks have left, but mpirun still waits for those of a dead host."""
-        if "hosts" not in self.plan or not self._all("left-{}"):
+        """Whether all living ranks have left, but mpirun waits: for those of a dead host, for some that never joined."""
+        if self.ranks == 1 or not self._all("left-{}"):
             return False
         self.left = self.left or now
         return now - self.left > ALL_LEFT
@@ -211,8 +212,9 @@ class Supervisor:
         return all(pattern.format(rank) in self.seen for rank in self._living())
 
     def _living(self) -> list[int]:
-        """The ranks that nobody has called lost."""
-        return [rank for rank in range(self.ranks) if f"lost-{rank}" not in self.seen]
+        """The ranks that nobody has called lost, those that have joined too."""
+        joined = sorted(int(name[7:]) for name in self.seen if name.startswith("joined-"))
+        return [rank for rank in (*range(self.ranks), *joined) if f"lost-{rank}" not in self.seen]
 
     def _failed_for(self, now: float) -> bool:
         """Whether a rank has failed long enough ago that the others must go."""
@@ -319,6 +321,10 @@ class Supervisor:
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
         else:
+            if GROWING in seen:
+                self.screen.say("a rank died just when new ones were let in, and MPI held the others: go on with "
+                                f"oars resume {self.folder.name}")
+                return code or 1
             missing = [rank for rank in range(self.ranks) if rank not in exits]
             rank = missing[0] if missing else 0
             self.screen.say(f"rank {rank}{of} ended without a word (exit code {code}), see {self.folder}/mpirun.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,16 @@ from oars.run.stdin import take_stdin
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, plan: dict[str, Any], world: Any, hosts: dict[int, str], record: Record,
-                 stdin: str) -> None:
-        self.folder, self.plan, self.world, self.hosts = folder, plan, world, hosts
-        self.record, self.stdin = record, stdin
-        self.started = len(world.node_of)
+    def __init__(self, folder: Path, plan: dict[str, Any], world: Any, record: Record, stdin: str) -> None:
+        self.folder, self.plan, self.world, self.record, self.stdin = folder, plan, world, record, stdin
         world.on_loss.append(self.lost)
         if world.era:
-            self._tell(sorted(set(range(self.started)) - set(world.members)), "start", world.members)
+            self._tell(sorted(self._dead(world.members)), "start", world.members)
 
     def lost(self, gone: list[int], phase: str) -> None:
         """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
+        if self.world.apart:  # of ranks that were to join others together, so these will not
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.world.rank == 0:
             self.take_over()
         self._tell(gone, phase, self.world.members)
@@ -67,8 +67,11 @@ class Survivor:
     def _ended(self, rank: int) -> bool:
         return (self.folder / f"exit-{rank}.json").exists()
 
+    def _dead(self, living: list[int]) -> set[int]:
+        return set(range(max(self.world.node_of) + 1)) - set(living)
+
     def _tell(self, gone: list[int], phase: str, living: list[int]) -> None:
-        self.record.lost(gone, [self.hosts.get(r, "?") for r in gone], phase, len(living))
+        self.record.lost(gone, [self.world.hosts.get(r, "?") for r in gone], phase, len(living))
         if self.record.voice:
-            for rank in set(range(self.started)) - set(living):  # all: whoever had to say it before may be dead too
+            for rank in self._dead(living):  # all: whoever had to say it before may be dead too
                 os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))

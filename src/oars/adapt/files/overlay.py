@@ -162,6 +162,13 @@ class Overlay(View):
         except OSError as error:
             raise self._named(error, path) from None
 
+    def adopt(self) -> None:
+        """This rank joins a run that is going: what the voice has made of files so far is taken for its own doing."""
+        self.news()
+        for path in sorted(f"{folder}/{name}" for folder, names in self._before.items() for name in names):
+            if self.find(path, follow=False)[2] != PURE:  # else it came with its folder
+                self._adopt(path)
+
     def keep(self, yes: bool = True) -> None:
         """Let the overlay outlive this process, or no longer."""
         try:
@@ -170,6 +177,38 @@ class Overlay(View):
             pass
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, where: str) -> None:
+        """Have here what really stands at ``where``, in a file that is already here and open in place."""
+        place = self.tree + where
+        try:
+            there = real.lstat(where)
+        except OSError:
+            self._forget(where)
+            return
+        real.makedirs(os.path.dirname(place), exist_ok=True)
+        if stat.S_ISDIR(there.st_mode):
+            real.makedirs(place, exist_ok=True)
+            for name in real.listdir(where):
+                self._adopt(f"{where}/{name}")
+            self.mark(where, NEW)
+            return
+        if stat.S_ISLNK(there.st_mode):
+            real.symlink(real.readlink(where), place)
+        elif stat.S_ISREG(there.st_mode):
+            source = real.open(where, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.path.lexists(place):
+                    target = real.open(place, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+                    try:
+                        real.copy_contents(source, target)
+                    finally:
+                        real.close(target)
+                else:
+                    real.copy_file(source, place)
+            finally:
+                real.close(source)
+        self.mark(where, HERE)
 
     def _own(self, path: Any, follow: bool, right: str) -> str:
         """The place of ``path``, once it is one that we may change; ``right``: the permission to ask for, if any."""

@@ -14,6 +14,7 @@ def install(world: Any, plan: dict, record: Any) -> None:
     """Patch PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
     import torch
 
+    from oars.adapt.snapshot_file import FOLDER, read
     from oars.adapt.torch import snapshots, steps
     from oars.adapt.torch.context import ctx
 
@@ -34,5 +35,7 @@ def install(world: Any, plan: dict, record: Any) -> None:
     steps.install(torch, gradients)
     if plan.get("snapshot") is not None:
         taking = snapshots.install(gradients)
-        if "resume" in plan:
-            taking.play(record.folder, plan["resume"])
+        if "joining" in plan:
+            taking.play(plan["joining"], [])
+        elif "resume" in plan:
+            taking.play(*read(record.folder / FOLDER / plan["resume"]))

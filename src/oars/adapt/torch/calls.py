@@ -66,6 +66,12 @@ _moving: WeakKeyDictionary[nn.Module, tuple[int, list]] = WeakKeyDictionary()  #
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
+def forget() -> None:
+    """What was found by tracing: ranks have joined, which have not seen it."""
+    for known in (_verdicts, _moving, _draws):
+        known.clear()
+
+
 def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``nn.Module.__call__``."""
     if ctx.plain:

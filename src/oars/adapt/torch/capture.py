@@ -243,6 +243,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     room = MOST + sum(b.data.nbytes for b in blobs)
     state["left out"] = []
     variables = {}
+    state["rows"] = {name: t.dim_ for name, t in walk.variables.items() if isinstance(t, rows.Rows)}
     for name, tensor in walk.variables.items():
         if not _wanted(tensor, at) or tensor.nbytes > room:
             state["left out"].append(name)

@@ -35,6 +35,7 @@ class Context:
         self.rank = 0
         self.size = 1
         self.era = 0  # how often ranks were lost: rows of an earlier one must be made anew before they are used
+        self.grown = 0  # the era in which ranks last joined
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost
         self.going_back = False  # inside a backward of the script's

@@ -22,6 +22,11 @@ _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _by_row: dict[tuple, tuple[int, ...] | None] = {}  # (function, kinds of arguments) -> batch dimension of each result
 
 
+def forget() -> None:
+    """What was found by trying out: ranks have joined, which have not seen it."""
+    _by_row.clear()
+
+
 class _Notes:
     """What ``ctx`` is in a custom function's forward and backward, for trying it out."""
 

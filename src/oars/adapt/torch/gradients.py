@@ -215,7 +215,7 @@ class Gradients:
                 if any(each.era != ctx.era for each in self.passes):
                     raise RankLost  # since the backwards that were put off
                 plan = self._plan(self.touched)
-                if ctx.handed:
+                if ctx.handed and not ctx.record.played:
                     write_ledger()
                 self._exchange(plan)
                 odd = [_mean_one_by_one(p.grad) for p in plan.odd()]

@@ -137,11 +137,22 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
 
 def _root(rows: Rows) -> None:
     """Rows with a long history (a state carried from batch to batch) begin a new one, from their whole."""
-    full = rows_.whole(rows, "lineage")
+    begin_anew(rows, rows_.whole(rows, "lineage"))
+
+
+def begin_anew(rows: Rows, full: torch.Tensor) -> None:
+    """From here on these rows come from their whole, and from nothing before that."""
     rows.mirror = None
     entry = Entry(_cut, (full, rows.dim_), (), {}, None)
     entry.outs[0] = weakref.ref(rows)
-    rows.made = Ref(entry, 0)
+    rows.made, rows.version = Ref(entry, 0), rows.local._version
+
+
+def from_whole(full: torch.Tensor, dim: int) -> Rows:
+    """This rank's rows of a tensor that all ranks have whole."""
+    rows = _cut((full, dim), (), {})
+    begin_anew(rows, full)
+    return rows
 
 
 def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:

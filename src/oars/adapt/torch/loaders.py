@@ -58,10 +58,10 @@ def fetch(self: Any, index: Any) -> Any:
 def _seed_worker() -> None:
     """Once in a worker: what it draws for own samples must differ from what other ranks' workers draw."""
     global _seeded_in
-    if _seeded_in == os.getpid() or ctx.rank == 0:
+    if _seeded_in == os.getpid() or ctx.world.origin == 0:
         return
     _seeded_in = os.getpid()
-    shift = ctx.rank * 1_000_003
+    shift = ctx.world.origin * 1_000_003
     random.seed(random.getrandbits(64) + shift)
     torch.manual_seed((torch.initial_seed() + shift) % 2**63)
     if "numpy" in sys.modules:
@@ -142,7 +142,9 @@ def iter_next(self: Any) -> Any:
 def _for_the_living(self: Any, cut: Cut) -> tuple[Any, Cut]:
     """A batch that was cut, and perhaps read, before a rank was lost: cut and read it for those that are left."""
     offsets = offsets_of(len(cut.indices))
-    cut = Cut(cut.indices, offsets, *own(offsets), cut.whole, ctx.era)
+    # New ranks know nothing of what collating does: all look again (see ``forget``).
+    whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in _DEFAULT)
+    cut = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
     fetcher = _fetcher(self)
     return (_fetch(fetcher, cut.indices) if _way(self)[0] == WHOLE and not cut.whole else fetch(fetcher, cut)), cut
 
@@ -161,6 +163,11 @@ def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
     if way == BY_ROW:
         lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, self._collate_fn in _DEFAULT))
     return batch
+
+
+def forget() -> None:
+    """What was found of loaders: ranks have joined, which have not seen it."""
+    _ways.clear()
 
 
 class _Again:
@@ -250,7 +257,7 @@ def loader_len(self: DataLoader) -> int:
 def install() -> None:
     """Patch the loader, its iterators and the fetcher."""
     global _private
-    _private = random_.Private(ctx.rank, ctx.plan["seed"])
+    _private = random_.Private(ctx.world.origin, ctx.plan["seed"])
     _Fetcher.fetch = fetch
     _Iter.__init__, _Iter._reset, _Iter._next_index, _Iter.__next__ = iter_init, iter_reset, next_index, iter_next
     DataLoader.__iter__ = loader_iter  # type: ignore[method-assign]

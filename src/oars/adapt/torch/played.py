@@ -176,6 +176,8 @@ class Batches:
         self._before = streams.states(), loader.generator.get_state() if loader.generator is not None else None
         self._queue: deque[list] = deque()
         self._sampler = iter(loader._index_sampler)
+        ctx.iterations += 1
+        self._place = ctx.iterations, 0
         again = loader.persistent_workers and loader in _persistent
         if not again:  # the seed of the workers is drawn here, with workers or without
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
@@ -220,6 +222,7 @@ class Batches:
         if parts is None:
             tape.take("e")
             raise StopIteration
+        self._place = self._place[0], self._place[1] + 1
         if tape.peek() == "e":
             raise Diverged(f"the loader at {site()} has more batches than the first time")
         return self._batch(tape.take_kind("b"), parts)
@@ -265,6 +268,7 @@ class Batches:
         tape.busy += 1
         try:
             made = self._loader_of(chain(chain.from_iterable(list(self._queue)), self._sampler))
+            made._oars_place = self._place
             if self._loader.persistent_workers:
                 self._loader._iterator, made._index_sampler = made, self._loader._index_sampler
             return made
@@ -277,13 +281,14 @@ class Batches:
     def _loader_of(self, batches: Any) -> Any:
         """A real iterator of the script's loader, over these of the sampler's batches."""
         self._streams_at_read = streams.states()
-        loader, plain, rest = self._loader, DataLoader._index_sampler, _Rest(batches)
+        loader, plain, rest, iterations = self._loader, DataLoader._index_sampler, _Rest(batches), ctx.iterations
         DataLoader._index_sampler = property(  # type: ignore[assignment]
             lambda other: rest if other is loader else plain.fget(other))  # type: ignore[attr-defined]
         try:
             return loader._get_iterator()
         finally:
             DataLoader._index_sampler = plain  # type: ignore[method-assign]
+            ctx.iterations = iterations  # it is the one that was begun when this was
 
 
 _persistent: WeakKeyDictionary[DataLoader, bool] = WeakKeyDictionary()

@@ -80,6 +80,8 @@ def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
     if tape.playing:
         streams.play()
         return played.call(work, module, args, kwargs)
+    if standin.left:  # a model takes what they stand for
+        args, kwargs = standin.mapped(standin.value_of, (args, kwargs))
     streams.enter()
     tape.busy += 1
     try:

@@ -25,7 +25,7 @@ from oars.adapt import rewind, snapshot_file
 from oars.adapt.snapshot_file import FOLDER, Refused
 from oars.adapt.streams import streams
 from oars.adapt.tape import DONE, REQUEST, RESUMED, Diverged, tape
-from oars.adapt.torch import capture, played, reads, seams, standin
+from oars.adapt.torch import capture, growing, played, reads, seams, standin
 from oars.adapt.torch.context import ctx
 
 LOOK_EVERY = 0.2  # seconds
@@ -47,7 +47,8 @@ class Snapshots:
         self.steps = 0  # optimizer steps so far
         self.stepped = False  # since the last boundary
         self.without_loader = 0
-        self.asked, self.put_off = (False, False), 0  # wanted and to be stopped, but not yet taken
+        self.asked, self.put_off = (False, False, False), 0  # wanted, to be stopped, to grow; but not yet done
+        self.growth = growing.Growth()
         self.first = True
         self.next_look = 1
         self.looked = (now, 0)
@@ -70,11 +71,14 @@ class Snapshots:
         if ctx.record.voice and not tape.voice:
             tape.become_voice()
             self.last = self.looked = time.time(), self.steps
+            growing.over(failed="the rank that started them died")
             if not tape.playing:
                 rewind.watch(ctx.record.folder)
 
     def boundary(self, kind: str) -> None:
         """The script asks for a batch ("b"), or has made an optimizer step ("t")."""
+        if kind == "b":
+            self.without_loader = 0
         if tape.playing:
             streams.play()
             if self.first and self.steps:
@@ -82,8 +86,6 @@ class Snapshots:
             if tape.played_out() and self.resuming is not None and kind == self.resuming[0]["at"]:
                 self._arrive()
             return
-        if kind == "b":
-            self.without_loader = 0
         if not self.stepped or (kind == "t" and self.without_loader < BY_HAND_AFTER):
             return
         self.stepped = False
@@ -103,9 +105,11 @@ class Snapshots:
                 pass
 
     def _look(self, kind: str) -> None:
-        want, stop = False, False
+        want, stop, grow = False, False, ""
         if ctx.record.voice:
             want, stop = self._wanted()
+            if ctx.world is not None:
+                grow = self.growth.next()
             now = time.time()
             rate = (self.steps - self.looked[1]) / max(now - self.looked[0], 1e-6)
             self.looked = now, self.steps
@@ -114,20 +118,25 @@ class Snapshots:
                 due = (self.steps if want else self.last[1]) + self.steps_between
                 self.next_look = min(self.next_look, max(due, self.steps + 1))
         if ctx.world is not None:
-            look = want, stop, self.next_look
-            want, stop, self.next_look = ctx.world.broadcast(lambda: look)
+            look = want, stop, grow, self.next_look
+            want, stop, grow, self.next_look = ctx.world.broadcast(lambda: look)
+        if grow == growing.BEGIN:
+            self.growth.begin(kind, self.steps)
         if self.mode is not None and not standin.stale:
             standin.leave_mode(self.mode)
             self.mode = None
-        want, stop = want or self.asked[0], stop or self.asked[1]
-        if not want and not stop:
+        want, stop, meet = want or self.asked[0], stop or self.asked[1], grow == growing.MEET or self.asked[2]
+        if not want and not stop and not meet:
             return
         self.put_off += 1
         if self.put_off <= PUT_OFF and capture.to_be_differentiated():
-            self.asked, self.next_look = (want, stop), self.steps + 1
+            self.asked, self.next_look = (want, stop, meet), self.steps + 1
             return
-        self.asked, self.put_off = (False, False), 0
+        self.asked, self.put_off = (False, False, False), 0
         self._take(kind, stop)
+        if meet:
+            self.growth.meet(self._written())
+            self.next_look = self.steps + 1  # as for ranks that have just come
 
     def _wanted(self) -> tuple[bool, bool]:
         """For the voice: whether to take one, and whether to stop then."""
@@ -185,6 +194,8 @@ class Snapshots:
             "private": _private_states(), "clocks": tape.clocks(),
             "pattern": list(getattr(self.gradients, "pattern", [])),
         }
+        if self.gradients is not None:
+            header["joins"] = growing.for_newcomers(self.gradients)
         if ctx.record.voice:
             header["files"] = rewind.standing()
         return header, blobs
@@ -201,6 +212,16 @@ class Snapshots:
 
         self.writer = threading.Thread(target=work, name="oars-snapshot")
         self.writer.start()
+
+    def _written(self) -> str:
+        """The name of the snapshot that was just taken, once it is on disk; all agree, or ``""``."""
+        name = ""
+        if self.writer is not None:
+            self.writer.join()
+            if self.outcome is not None and "error" not in self.outcome and self.outcome["step"] == ctx.record.steps:
+                name = snapshot_file.name_of(ctx.record.steps)
+            self._report()
+        return ctx.world.broadcast(lambda: name)
 
     def _report(self) -> None:
         """Tell how the last one went, once."""
@@ -239,17 +260,21 @@ class Snapshots:
 
     # -- arriving
 
-    def play(self, folder: Path, name: str) -> None:
+    def play(self, header: dict[str, Any], blobs: list) -> None:
         """Let the script be played to where this snapshot was taken; called before it runs."""
-        header, blobs = snapshot_file.read(folder / FOLDER / name)
         self.resuming = header, blobs
         torch.serialization.add_safe_globals([standin._again])
+        standin.left = True
         self.mode = standin.Playing()
         self.mode.__enter__()
 
     def _arrive(self) -> None:
         assert self.resuming is not None
         header, blobs = self.resuming
+        if "state" not in header:  # this rank joins others, who have gone on
+            self.resuming = growing.further()
+            streams.play()
+            return
         self.resuming = None
         trouble = rewind.trouble()
         if ctx.world is not None:
@@ -264,11 +289,14 @@ class Snapshots:
             played.leave_grad()
             capture.put_back(header["state"], blobs)
             streams.restore({k: bytes.fromhex(s) for k, s in header["streams"].items()})
-            _restore_private(header["private"])
             if self.gradients is not None:
                 self.gradients.pattern = header["pattern"]
             tape.set_clocks(header["clocks"])
-            rewind.end(voice, record.folder, header["files"])
+            if ctx.world is not None and ctx.world.apart:
+                growing.join(header, self.gradients)
+            else:
+                _restore_private(header["private"])
+                rewind.end(voice, record.folder, header["files"])
             tape.played_to()
             streams.begin()
         finally:

@@ -25,6 +25,7 @@ SMALL = 1 << 18  # elements
 _RAW = torch._C.DisableTorchFunction
 _register_hook = torch.Tensor.register_hook
 stale: dict[int, weakref.ref] = {}  # by id: storages whose values are not what they should be
+left = False  # whether there may be some, in a script that was played
 unsure: dict[str, str] = {}  # file:line -> what cannot be known there
 
 
@@ -122,6 +123,11 @@ def fill(x: Any, value: torch.Tensor) -> bool:
         x.detach().copy_(value)
     fresh(x)
     return True
+
+
+def value_of(x: Any) -> Any:
+    """What a stand-in that has got its values stands for."""
+    return x.value if isinstance(x, StandIn) and x.value is not None else x
 
 
 def _no_graph(grad: torch.Tensor) -> None:
