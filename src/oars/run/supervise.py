@@ -185,7 +185,7 @@ class Supervisor:
         return bool(self.missing)
 
     def _all_left(self, now: float) -> bool:
-        """Whether all living ranks have left, but mpirun waits: for those of a dead host, for some that never joined."""
+        """Whether all living ranks have left, but mpirun waits: for those of a dead host, for some who never joined."""
         if self.ranks == 1 or not self._all("left-{}"):
             return False
         self.left = self.left or now
