@@ -19,7 +19,7 @@ from oars.adapt.tape import tape
 _NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
-def install(world: Any) -> None:
+def install(world: Any, played: bool) -> None:
     """Patch ``time``'s clocks; on one rank, only to record what they told (``oars.adapt.tape``)."""
     pid, main = os.getpid(), threading.main_thread()
 
@@ -43,7 +43,8 @@ def install(world: Any) -> None:
         if not (tape.playing and threading.current_thread() is main):
             sleep(seconds)
 
-    time.sleep = random.for_scripts(sleep, passed_over)
+    if played:
+        time.sleep = random.for_scripts(sleep, passed_over)
     for name in _NAMES:
         true = getattr(time, name)
         setattr(time, name, random.for_scripts(true, agreed(name, true)))

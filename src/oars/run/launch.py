@@ -102,7 +102,7 @@ def mpirun_command(plan: dict[str, Any], env: dict[str, str], place: str) -> lis
     if not _open_mpi(version):
         return [mpirun, "-n", str(ranks)]
     command = [mpirun, "-n", str(ranks), "--bind-to", "none", *_hosts(plan, env)]
-    if _open_mpi(version) >= 5:
+    if _open_mpi(version) >= 5 and not any(re.match("PRTE_MCA_prte_.*tmpdir_base", name) for name in env):
         # By default it names them by its process id, and does not start where a killed one with that id left some.
         command += ["--prtemca", "prte_local_tmpdir_base", place]
     if plan["survives"]:

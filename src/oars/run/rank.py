@@ -183,6 +183,7 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
         if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
+    board.leave(0)
     world.apart, world.command = first > 0, rank_command()
     if world.size != plan["ranks"] and world.era == 0 and not first:
         library = MPI.Get_library_version().partition(",")[0].strip()
@@ -203,7 +204,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
-        clock.install(world)
+        clock.install(world, played=not plan.keys().isdisjoint(("resume", "joining")))
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
     if snapshots:
