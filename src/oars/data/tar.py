@@ -30,10 +30,16 @@ class Member(NamedTuple):
     refused: str = ""
 
 
+class Stream(Protocol):
+    """Bytes, forwards only."""
+
+    def read(self, count: int, /) -> bytes: ...
+
+
 class Source(Protocol):
     """What an archive is read from: forwards only."""
 
-    def read(self, count: int) -> bytes: ...
+    def read(self, count: int, /) -> bytes: ...
     def skip(self, count: int) -> bool: ...
     def tell(self) -> int: ...
 
@@ -42,19 +48,19 @@ class Window:
     """A part of an open file, read by position: an archive within an archive."""
 
     def __init__(self, file: IO[bytes], start: int, size: int) -> None:
-        self._file, self._at, self._end = file, start, start + size
+        self._file, self._at, self.end = file, start, start + size
 
     def read(self, count: int) -> bytes:
         """The next ``count`` bytes, fewer at the end."""
         self._file.seek(self._at)
-        data = self._file.read(max(0, min(count, self._end - self._at)))
+        data = self._file.read(max(0, min(count, self.end - self._at)))
         self._at += len(data)
         return data
 
     def skip(self, count: int) -> bool:
         """Go on by ``count`` bytes; False if there are fewer."""
         self._at += count
-        return self._at <= self._end
+        return self._at <= self.end
 
     def tell(self) -> int:
         """The position in the file."""
@@ -64,7 +70,7 @@ class Window:
 class Unzipped:
     """The content of a gzip file or stream, a piece at a time, so that its size does not matter."""
 
-    def __init__(self, file: IO[bytes] | Window, piece: int = 1 << 18) -> None:
+    def __init__(self, file: Stream, piece: int = 1 << 18) -> None:
         self._file, self._piece = file, piece
         self._inflate, self._ready, self._at = zlib.decompressobj(31), b"", 0
 
