@@ -1,8 +1,9 @@
 """Bounding boxes as ImageNet has them: archives of small XML files, one per image.
 
-``Annotation.tar.gz`` holds an archive per class, ``ILSVRC2012_bbox_*`` the files themselves. Either is unpacked once, as
-a stream, and nothing of it touches the disk. An image and its boxes belong together by the XML file's own name: the name
-*inside* the XML is wrong in some ("%s"), and so is not looked at. The XML parser knows no document types and no entities.
+``Annotation.tar.gz`` holds an archive per class, ``ILSVRC2012_bbox_*`` the files themselves. Either is unpacked once,
+as a stream, and nothing of it touches the disk. An image and its boxes belong together by the XML file's own name: the
+name *inside* the XML is wrong in some ("%s"), and is not looked at. The XML parser knows no document types and no
+entities.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def read(path: Path) -> tuple[Annotations, list[Problem]]:
 
 def _files(path: Path, problems: list[Problem]) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
-        for file in sorted(path.rglob("*.xml")):
-            yield str(file.relative_to(path)), file.read_bytes()
+        for found in sorted(path.rglob("*.xml")):
+            yield str(found.relative_to(path)), found.read_bytes()
         return
     try:
         with open(path, "rb") as file:

@@ -66,7 +66,7 @@ def parser() -> Parser:
     pack = verb("pack", "pack images into tar shards with an index", PACK)
     pack.add_argument("source", metavar="SRC", type=Path)
     pack.add_argument("out", metavar="OUT", type=Path)
-    pack.add_argument("--boxes", metavar="ARCHIVE", type=Path, help="bounding boxes: an archive, or folder, of XML files")
+    pack.add_argument("--boxes", metavar="ARCHIVE", type=Path, help="bounding boxes: an archive or folder of XML files")
     pack.add_argument("--labels", metavar="FILE", type=Path,
                       help="labels for class names: another pack's labels.json, or a name per line (default: 0, 1, ... "
                       "in the order of the sorted names)")
@@ -97,8 +97,8 @@ def parser() -> Parser:
     export.add_argument("out", metavar="OUT", type=Path)
     export.add_argument("target", metavar="TARGET", type=Path)
     export.add_argument("--to", choices=("tfrecord", "hdf5", "folder"), required=True,
-                        help="tfrecord: as TensorFlow's Inception scripts wrote them; hdf5: one file, images of --side; "
-                        "folder: a folder of JPEG files per class")
+                        help="tfrecord: as TensorFlow's Inception scripts wrote them; hdf5: one file, images of "
+                        "--side; folder: a folder of JPEG files per class")
     export.add_argument("--side", type=count_of("pixels"), default=224, help="with --to hdf5 (default: 224)")
     _workers(export)
 

@@ -85,7 +85,7 @@ def _examine(image: Any, data: bytes) -> Fit:
     image = ImageOps.exif_transpose(image.convert("RGB") if image.mode != "RGB" else image)
     out = io.BytesIO()
     image.save(out, "JPEG", quality=95)
-    return Fit(out.getvalue(), *image.size, changes, turned)
+    return Fit(out.getvalue(), image.width, image.height, changes, turned)
 
 
 def _changes(image: Any, data: bytes, jpeg: bool, turned: int) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from oars.data.make import zipped
 DAMAGE = ("png", "gif", "cmyk", "16-bit", "exif", "truncated", "empty", "no-image", "bomb",
           "box-range", "box-order", "bad-xml", "entity-xml", "duplicate", "duplicate-other-class",
           "dotdot", "absolute", "link", "device", "cut-archive")
-_ENTITIES = b'<!DOCTYPE a [<!ENTITY b "' + b"b" * 64 + b'"><!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;">]><annotation>&c;</annotation>'
+_ENTITIES = (b'<!DOCTYPE a [<!ENTITY b "' + b"b" * 64 + b'"><!ENTITY c "' + b"&b;" * 8
+             + b'">]><annotation>&c;</annotation>')
 
 
 class Picture(NamedTuple):
@@ -195,8 +196,8 @@ def _pattern(rng: np.random.Generator, class_: int, u: np.ndarray, v: np.ndarray
 
 def annotation(name: str, synset: str, picture: Picture) -> bytes:
     """The XML file of an image, as ImageNet's are."""
-    objects = "".join(f"\t<object>\n\t\t<name>{synset}</name>\n\t\t<pose>Unspecified</pose>\n\t\t<truncated>0</truncated>"
-                      f"\n\t\t<difficult>0</difficult>\n\t\t<bndbox>\n\t\t\t<xmin>{a}</xmin>\n\t\t\t<ymin>{b}</ymin>"
+    objects = "".join(f"\t<object>\n\t\t<name>{synset}</name>\n\t\t<pose>Unspecified</pose>\n\t\t<truncated>0"
+                      f"</truncated>\n\t\t<difficult>0</difficult>\n\t\t<bndbox>\n\t\t\t<xmin>{a}</xmin>\n\t\t\t<ymin>{b}</ymin>"
                       f"\n\t\t\t<xmax>{c}</xmax>\n\t\t\t<ymax>{d}</ymax>\n\t\t</bndbox>\n\t</object>\n"
                       for a, b, c, d in picture.boxes)
     return (f"<annotation>\n\t<folder>{synset}</folder>\n\t<filename>{name}</filename>\n\t<source>\n\t\t<database>"

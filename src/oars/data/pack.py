@@ -1,8 +1,8 @@
 """``oars data pack``: images, wherever they come from, into shards.
 
-The order is decided first, from names and a seed alone: images are sorted by a hash of their names, so that every shard
-is a fair mixture, and cut into shards by size. So a shard's content does not depend on who writes it or when: any number
-of workers makes the same bytes, and one that was interrupted is simply made again.
+The order is decided first, from names and a seed alone: images are sorted by a hash of their names, so that every
+shard is a fair mixture, and cut into shards by size. So a shard's content does not depend on who writes it or when: any
+number of workers makes the same bytes, and a shard that was interrupted is simply made again.
 
     1. list the images (sources.py), decide the order, cut it into shards
     2. each worker takes a shard: reads its images (each once), decodes them, converts or rejects, writes the shard
@@ -32,7 +32,6 @@ from oars.data.errors import DataError
 from oars.data.examine import MAX_BYTES, Unfit, examine
 from oars.data.sources import ImageSet, find, label_map
 
-
 _SEEN = np.dtype([("shard", "i4"), ("number", "i8"), ("place", "i8"), ("head", "S16"), ("tail", "S16")])
 
 
@@ -52,7 +51,7 @@ class Entry(NamedTuple):
 
 def pack(source: Path, out: Path, annotations: Path | None = None, labels: Path | None = None,
          workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20) -> int:
-    """Pack every set of images in ``source``; 0 if all went well, 1 if an archive is damaged and images may be missing."""
+    """Pack every set of images in ``source``; 1 if an archive is damaged, so that images may be missing, else 0."""
     if not source.exists():
         raise DataError(f"no such file or folder: {source}")
     if source.resolve() == out.resolve() or source.resolve() in out.resolve().parents and not source.is_file():
@@ -177,14 +176,15 @@ class Packing:
                                    for e in _record(self.work, k)["samples"]], _SEEN))
         seen = np.sort(np.concatenate(parts), order=["head", "tail", "place"])
         same = (seen["head"][1:] == seen["head"][:-1]) & (seen["tail"][1:] == seen["tail"][:-1])
-        drops: dict[int, dict[int, str]] = {}
+        drops: dict[int, dict[int, int]] = {}
         for j in np.flatnonzero(same) + 1:
             first = j - 1
             while first and same[first - 1]:
                 first -= 1
-            drops.setdefault(int(seen["shard"][j]), {})[int(seen["number"][j])] = self.images.names[seen["place"][first]]
-        for k, numbers in drops.items():
-            redraft(self.work, k, numbers)
+            drops.setdefault(int(seen["shard"][j]), {})[int(seen["number"][j])] = int(seen["place"][first])
+        for k, firsts in drops.items():
+            redraft(self.work, k, {number: (self.images.names[place], self.images.classes[place])
+                                   for number, place in firsts.items()})
 
     def _finish(self) -> None:
         """Put everything in its place; what is there is complete once the manifest is."""
@@ -210,7 +210,7 @@ class Packing:
         shards.write_whole(self.out / "labels.json", labels)
         self._quarantine(rejected)
         facts = {"format": shards.FORMAT, "plan": self.plan, "samples": len(index), "shards": made,
-                 "labels": hashlib.sha256(labels).hexdigest(), "index": zlib.crc32(index),
+                 "labels": hashlib.sha256(labels).hexdigest(), "index": zlib.crc32(index.tobytes()),
                  "listed": len(self.images.names), "counts": dict(sorted(counts.items()))}
         shards.write_whole(self.out / "manifest.json", shards.encode_manifest(facts))
         print("\n".join(report(self.out, facts)))
@@ -222,7 +222,7 @@ class Packing:
             for line, each in enumerate(rejected):
                 place = each.pop("place", None)
                 lines.append(json.dumps(each, sort_keys=True, ensure_ascii=True))
-                if place is not None and each["kind"] != "duplicate" and self.images.size[place] <= MAX_BYTES:
+                if place is not None and self.images.size[place] <= MAX_BYTES:
                     file = self.images.file[place]
                     path = self.images.files[file] if file >= 0 else self.images.files[0] / self.images.names[place]
                     data = read(str(path), self.images.offset[place], self.images.size[place])
@@ -306,11 +306,10 @@ def _put(folder: Path, k: int, writer: shards.Writer, samples: list[dict[str, An
         "samples": samples, "rejected": rejected, "counts": counts, "bytes": size, "sha256": digest}).encode())
 
 
-def redraft(folder: Path, k: int, drops: dict[int, str]) -> None:
-    """Write a shard anew without some of its samples, from itself."""
+def redraft(folder: Path, k: int, drops: dict[int, tuple[str, str]]) -> None:
+    """Write a shard anew, from itself, without the samples that are like others: number -> name and class of those."""
     record = _record(folder, k)
     rejected, counts, samples = record["rejected"], Counter[str](record["counts"]), []
-    counts["duplicate"] += len(drops)
     with open(folder / _name(k), "rb") as old:
         writer = shards.Writer(folder / _name(k))
         for sample in record["samples"]:
@@ -319,8 +318,10 @@ def redraft(folder: Path, k: int, drops: dict[int, str]) -> None:
             meta = json.loads(old.read(row.meta_size))
             if sample["number"] in drops:
                 counts.subtract({"boxes": len(meta["boxes"]), **dict.fromkeys(meta.get("changes", ()), 1)})
-                rejected.append({"name": meta["name"], "kind": "duplicate", "place": sample["place"],
-                                 "reason": f"the same bytes as {drops[sample['number']]}"})
+                name, class_ = drops[sample["number"]]
+                kind = "duplicate" if class_ == meta["class"] else "duplicate of another class"
+                counts[kind] += 1
+                rejected.append({"name": meta["name"], "kind": kind, "reason": f"the same bytes as {name}"})
                 continue
             old.seek(row.image)
             writer.add(f"{sample['number']:08d}", old.read(row.image_size), row.label, meta)

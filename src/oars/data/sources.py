@@ -123,7 +123,7 @@ def stem(name: str) -> str:
     return os.path.basename(name).rsplit(".", 1)[0]
 
 
-# ---- tar files --------------------------------------------------------------------------------------------------------
+# ---- tar files ------------------------------------------------------------------------------------------------------
 
 def _tar(path: Path, title: str, spool: Path | None) -> ImageSet:
     with _open(path) as file:
@@ -187,7 +187,7 @@ def _open(path: Path) -> IO[bytes]:
         raise DataError(f"{path}: {error.strerror}") from None
 
 
-# ---- folders and lists ------------------------------------------------------------------------------------------------
+# ---- folders and lists ----------------------------------------------------------------------------------------------
 
 def _folder(root: Path) -> ImageSet:
     """A folder per class, with images in it at any depth."""
@@ -235,11 +235,10 @@ def _list(path: Path) -> ImageSet:
     return images
 
 
-# ---- the label map ----------------------------------------------------------------------------------------------------
+# ---- the label map --------------------------------------------------------------------------------------------------
 
 def label_map(classes: Iterable[str], given: Path | None) -> dict[str, int]:
-    """Class name -> label: 0, 1, ... in the order of the sorted names, or as a file has it (a labels.json, or a name per
-    line)."""
+    """Class name -> label: 0, 1, ... in the order of the sorted names, or as a file has it (a labels.json, or lines)."""
     found = set(classes)
     if given is None:
         numbers = all(name.isdecimal() for name in found)
@@ -252,5 +251,5 @@ def label_map(classes: Iterable[str], given: Path | None) -> dict[str, int]:
     if not isinstance(names, dict) or sorted(names.values()) != list(range(len(names))):
         raise DataError(f"{given} is no label map: it should give the labels 0, 1, 2, ... to class names")
     if missing := sorted(found - set(names)):
-        raise DataError(f"{given} has no label for {missing[0]}" + (f" and {len(missing) - 1} more" * (len(missing) > 1)))
+        raise DataError(f"{given} has no label for {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1))
     return names

@@ -30,7 +30,7 @@ _LANE = 256
 
 
 def _tables() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    byte = np.arange(256, dtype=np.uint32)
+    byte: np.ndarray = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         byte = (byte >> 1) ^ np.where(byte & 1, np.uint32(0x82F63B78), np.uint32(0))
     low = byte[np.arange(65536) & 255]
@@ -57,16 +57,16 @@ def crc32c(data: bytes | memoryview) -> int:
     """The CRC-32C (Castagnoli) of some bytes."""
     size = len(data)
     if size <= 64:
-        crc = 0xFFFFFFFF
+        total = 0xFFFFFFFF
         for value in bytes(data):
-            crc = _BYTES[(crc ^ value) & 255] ^ crc >> 8
-        return crc ^ 0xFFFFFFFF
+            total = _BYTES[(total ^ value) & 255] ^ total >> 8
+        return total ^ 0xFFFFFFFF
     # Zeros in front do not change a CRC that starts from 0; what the usual start, all ones, adds is known apart.
     lanes = 1 << (-(-size // _LANE) - 1).bit_length()
     used = -(-size // _LANE)
     padded = np.zeros(used * _LANE, np.uint8)
     padded[used * _LANE - size:] = np.frombuffer(data, np.uint8)
-    crc = np.zeros(lanes, np.uint32)
+    crc: np.ndarray = np.zeros(lanes, np.uint32)
     own = crc[lanes - used:]
     for pairs in np.ascontiguousarray(padded.view("<u2").reshape(used, -1).T):
         own[:] = _PAIR[(own & 0xFFFF) ^ pairs] ^ (own >> 16)
@@ -74,7 +74,7 @@ def crc32c(data: bytes | memoryview) -> int:
     while len(crc) > 1:
         crc = _moved(_MOVES[k], crc[::2]) ^ crc[1::2]
         k += 1
-    start = np.full(1, 0xFFFFFFFF, np.uint32)
+    start: np.ndarray = np.full(1, 0xFFFFFFFF, np.uint32)
     for bit in range(size.bit_length()):
         if size >> bit & 1:
             start = _moved(_MOVES[bit], start)
@@ -97,7 +97,7 @@ def record(data: bytes) -> bytes:
 
 def offsets(path: str | os.PathLike[str]) -> np.ndarray:
     """Where each record's bytes begin, and how many there are, from the lengths alone: (n, 2)."""
-    found = []
+    found: list[tuple[int, int]] = []
     with _open(path) as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
