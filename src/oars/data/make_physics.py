@@ -1,7 +1,8 @@
-"""Stand-ins for two physics data sets: collision events in the columns of HIGGS, and diffraction images of water or ice.
+"""Stand-ins for two physics data sets: collision events in the columns of HIGGS, diffraction images of water or ice.
 
-Events are made as nature does, one two-body decay after another, so the invariant masses (the high-level features)
-follow from the momenta of the particles (the low-level ones), and only their combination tells signal from background.
+Events are made as nature does, one two-body decay after another, and then smeared as a detector does. The masses (the
+high-level features) follow from the momenta that are seen (the low-level ones); only together do these tell signal from
+background.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def features(rng: np.random.Generator, signal: np.ndarray) -> np.ndarray:
     top quarks, t → W b twice. Both end in the same six particles."""
     n = len(signal)
     both = (_signal(rng, n), _background(rng, n))
-    lepton, neutrino, q1, q2, b1, b2 = (np.where(signal[:, None], s, b) for s, b in zip(*both, strict=True))
-    jets = np.stack([_seen(rng, jet, 0.1) for jet in (b1, b2, q1, q2)], 1)
+    lepton, neutrino, *quarks = (np.where(signal[:, None], s, b) for s, b in zip(*both, strict=True))
+    q1, q2, b1, b2 = (_seen(rng, quark, 0.1) for quark in quarks)
+    jets = np.stack([b1, b2, q1, q2], 1)
     is_b = np.array([1, 1, 0, 0])
     order = np.argsort(-_pt(jets), 1)
     jets = np.take_along_axis(jets, order[..., None], 1)
@@ -58,10 +60,8 @@ def features(rng: np.random.Generator, signal: np.ndarray) -> np.ndarray:
     columns = [_pt(lepton), _eta(lepton), _phi(lepton), met, np.arctan2(missing[:, 1], missing[:, 0])]
     for j in range(4):
         columns += [_pt(jets[:, j]), _eta(jets[:, j]), _phi(jets[:, j]), tag[:, j]]
-    nu = np.column_stack([np.hypot(met, lepton[:, 3] * 0), missing, np.zeros(n)])
-    light, bs = q1 + q2, b1 + b2
-    columns += [_mass(light), _mass(light + b1), _transverse(lepton, nu), _mass(lepton + neutrino + b2), _mass(bs),
-                _mass(bs + light), _mass(bs + light + lepton + neutrino)]
+    jj, bb, lv = q1 + q2, b1 + b2, lepton + _neutrino(lepton, missing)
+    columns += [_mass(jj), _mass(jj + b1), _mass(lv), _mass(lv + b2), _mass(bb), _mass(bb + jj), _mass(bb + jj + lv)]
     out = np.column_stack(columns)
     scaled = [k for k in range(28) if k not in (1, 2, 4, 6, 7, 8, 10, 11, 12, 14, 15, 16, 18, 19, 20)]
     out[:, scaled] /= np.array([48, 52, 75, 62, 48, 38, 82, 165, 81, 220, 110, 245, 360])  # GeV: typical values
@@ -139,9 +139,14 @@ def _mass(p: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(p[:, 0] ** 2 - (p[:, 1:] ** 2).sum(1), 0))
 
 
-def _transverse(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The mass of two particles as far as it shows across the beam: neutrinos leave nothing else."""
-    return np.sqrt(np.maximum((_pt(a) + _pt(b)) ** 2 - ((a + b)[:, 1:3] ** 2).sum(1), 0))
+def _neutrino(lepton: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """A neutrino leaves only a lack of momentum across the beam; along it, it is what makes a W with the lepton."""
+    pt2 = (missing ** 2).sum(1)
+    mu = 80.4 ** 2 / 2 + (lepton[:, 1:3] * missing).sum(1)
+    a = mu * lepton[:, 3] / _pt(lepton) ** 2
+    root = a ** 2 - (lepton[:, 0] ** 2 * pt2 - mu ** 2) / _pt(lepton) ** 2
+    pz = a - np.sign(a) * np.sqrt(np.maximum(root, 0))
+    return np.column_stack([np.sqrt(pt2 + pz ** 2), missing, pz])
 
 
 # ---- diffraction ----------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def _list(path: Path) -> ImageSet:
 # ---- the label map --------------------------------------------------------------------------------------------------
 
 def label_map(classes: Iterable[str], given: Path | None) -> dict[str, int]:
-    """Class name -> label: 0, 1, ... in the order of the sorted names, or as a file has it (a labels.json, or lines)."""
+    """Class name -> label: 0, 1, ... in the order of the sorted names, or as a file has it (labels.json, or lines)."""
     found = set(classes)
     if given is None:
         numbers = all(name.isdecimal() for name in found)
