@@ -155,7 +155,7 @@ class Packing:
         elif json.loads(note.read_bytes()) != plan:
             raise DataError(f"{self.out} holds an unfinished pack of another source, or with other options: remove it, "
                             "or choose another OUT")
-        for folder in (self.work, self.out):
+        for folder in (self.work, self.out, self.out / "quarantine"):
             for left in folder.glob("*.tmp"):
                 left.unlink()
 
@@ -217,7 +217,9 @@ class Packing:
 
     def _quarantine(self, rejected: list[dict[str, Any]]) -> None:
         """What was left out: a line for each with the reason, and the bytes under the number of the line."""
-        lines, part = [], self.out / f"quarantine.tar.{os.getpid()}.tmp"
+        folder = self.out / "quarantine"
+        folder.mkdir(exist_ok=True)
+        lines, part = [], self.work / "files.tmp"
         with open(part, "wb") as out:
             for line, each in enumerate(rejected):
                 place = each.pop("place", None)
@@ -229,8 +231,8 @@ class Packing:
                     out.write(tar.header(f"{line + 1:06d}.bin", len(data)) + data + tar.padding(len(data)))
             out.write(tar.END)
             shards.sync_close(out)
-        os.replace(part, self.out / "quarantine.tar")
-        shards.write_whole(self.out / "quarantine.jsonl", "".join(f"{line}\n" for line in lines).encode())
+        os.replace(part, folder / "files.tar")
+        shards.write_whole(folder / "reasons.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
 def report(out: Path, facts: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
     OUT/shard-000000.tar ...   members 00000042.jpg, 00000042.cls (the label), 00000042.json (name, class, size, boxes)
     OUT/index.npy              per sample: shard, label, and where its image and its JSON lie, with a CRC-32 of each
     OUT/labels.json            class name -> label: 0, 1, ... in the order of the sorted names
-    OUT/quarantine.jsonl, .tar what was left out, why, and its bytes
+    OUT/quarantine/            what was left out: reasons.jsonl says why, files.tar has the bytes, by number of the line
     OUT/manifest.json          the shards with their SHA-256, counts, and a checksum of itself; written last
 
 The manifest is the last thing written, so a folder that has one is complete. ``Reader`` maps the shards into memory and
@@ -15,6 +15,7 @@ theirs is made from the headers when they are opened.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -231,16 +232,26 @@ def _labels(folder: Path, stated: str) -> list[str]:
 def _index(folder: Path, facts: dict[str, Any]) -> np.ndarray:
     """The index, mapped into memory, after its checksum was compared."""
     path = folder / "index.npy"
+    head = _npy_head(facts["samples"])
     try:
-        data = np.load(path, mmap_mode="r", allow_pickle=False)
-        good = data.dtype == ROW and data.shape == (facts["samples"],) and zlib.crc32(data) == facts["index"]
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; pack again, or restore it") from None
-    except (ValueError, OSError, EOFError, SyntaxError):  # NumPy evaluates the header as a literal
-        good = False
-    if not good:
+        with open(path, "rb") as file:
+            good = file.read(len(head)) == head and os.fstat(file.fileno()).st_size == (
+                len(head) + facts["samples"] * ROW.itemsize)
+        rows = np.zeros(0, ROW)
+        if good and facts["samples"]:  # an empty file cannot be mapped
+            rows = np.memmap(path, ROW, "r", len(head), (facts["samples"],))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; pack again, or restore it") from None
+    if not good or zlib.crc32(rows.tobytes()) != facts["index"]:
         raise DataError(f"{path} is damaged: restore it, or pack again")
-    return data
+    return rows
+
+
+def _npy_head(samples: int) -> bytes:
+    """What a .npy file of so many rows begins with; compared, not parsed, so a damaged one is never acted upon."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": ROW.descr, "fortran_order": False, "shape": (samples,)})
+    return out.getvalue()
 
 
 def _scan(files: list[Path]) -> np.ndarray:

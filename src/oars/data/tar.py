@@ -141,7 +141,7 @@ def members(source: Source) -> Iterator[Member]:
         name, size = long_name or name, size if pax_size is None else pax_size
         long_name = pax_size = None
         start = source.tell()
-        if kind != _FOLDER:
+        if kind != _FOLDER and not (kind in _REGULAR and name.endswith("/")):  # that is how old archives mark a folder
             yield Member(name, start, size, _refusal(name, kind))
         if not source.skip(start + size + (-size % BLOCK) - source.tell()):
             raise DataError(f"the archive is cut off within {name}, which should end at byte {start + size}")
@@ -179,8 +179,6 @@ def _parse(block: bytes, at: int) -> tuple[str, int, bytes]:
     if block[257:263] == b"ustar\0" and (prefix := block[345:500].split(b"\0", 1)[0]):
         name = prefix + b"/" + name
     kind = block[156:157]
-    if kind in _REGULAR and name.endswith(b"/"):  # how very old archives mark a folder
-        kind = _FOLDER
     return _text(name), 0 if kind in (_FOLDER, b"1", b"2", b"3", b"4", b"6") else size, kind
 
 
