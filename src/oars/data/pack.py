@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +68,11 @@ def pack(source: Path, out: Path, annotations: Path | None = None, labels: Path 
 
 
 class _locked:
-    """Holds OUT against a second pack into it."""
+    """Holds OUT against a second pack into it.
+
+    Workers share the lock. So when a pack was killed, the next one begins only once its orphans are gone too: they
+    notice within a second, or an image.
+    """
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -78,10 +83,14 @@ class _locked:
             self._file = open(self._out / ".work" / "lock", "w")
         except OSError as error:
             raise DataError(f"cannot write to {self._out}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"another pack into {self._out} is running") from None
+        until = time.monotonic() + 5
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > until:
+                    raise DataError(f"another pack into {self._out} is running") from None
+                time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

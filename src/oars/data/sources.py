@@ -173,6 +173,7 @@ def _unzip(path: Path, spool: Path) -> Path:
                     if out.tell() > limit:
                         raise DataError(f"more than {_UNZIPPED_AT_MOST} times its size when unpacked")
             except DataError as error:
+                part.unlink()
                 raise DataError(f"{path}: {error}") from None
             out.flush()
             os.fsync(out.fileno())

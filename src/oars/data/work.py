@@ -129,7 +129,7 @@ def _serve(function: Callable[[Any], Any], pipe: Any, parent: int) -> None:
 
     _report = report
     while True:
-        while not pipe.poll(1):
+        while not pipe.poll(0.2):
             if os.getppid() != parent:
                 os._exit(1)
         try:
