@@ -54,8 +54,7 @@ def examine(data: bytes) -> Fit:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of huge sizes, which are looked at below, and of odd EXIF
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            return _examine(image, data)
+            return _examine(Image.open(io.BytesIO(data), formats=FORMATS), data)
     except Unfit:
         raise
     except Image.DecompressionBombError:

@@ -54,7 +54,7 @@ def imagenet_like(out: Path, size: int, classes: int, side: int, damage: str, se
     tasks += [("val", begin, synsets, size, side, seed, {}, parts, order) for begin in range(0, len(order), 500)]
     bar = work.Bar("drawing", size + len(order))
     notes: dict[str, list[str]] = {}
-    for found in sorted(work.each(_part, tasks, workers, bar), key=repr):
+    for found in work.each(_part, tasks, workers, bar):
         for kind, name in found:
             notes.setdefault(kind, []).append(name)
     _train(out, parts, synsets, notes, "cut-archive" in kinds)

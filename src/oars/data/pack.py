@@ -220,7 +220,7 @@ class Packing:
         self._quarantine(rejected)
         facts = {"format": shards.FORMAT, "plan": self.plan, "samples": len(index), "shards": made,
                  "labels": hashlib.sha256(labels).hexdigest(), "index": zlib.crc32(index.tobytes()),
-                 "listed": len(self.images.names), "counts": dict(sorted(counts.items()))}
+                 "listed": len(self.images.names), "counts": dict(sorted((+counts).items()))}
         shards.write_whole(self.out / "manifest.json", shards.encode_manifest(facts))
         print("\n".join(report(self.out, facts)))
 
