@@ -1,8 +1,9 @@
 """Inception V3 and ResNet-50 in plain PyTorch.
 
-Parameters have the names and shapes that torchvision's have, so weights can be exchanged with it; `same_as_torchvision.py`
-compares the outputs. Inception V3 ("Rethinking the Inception Architecture for Computer Vision", Szegedy and others, 2015)
-has 27,161,264 parameters with its auxiliary head and 1000 classes. `width` makes all layers narrower, for small machines.
+Parameters have the names and shapes that torchvision's have, so weights can be exchanged with it;
+`same_as_torchvision.py` compares the outputs. Inception V3 ("Rethinking the Inception Architecture for Computer
+Vision", Szegedy and others, 2015) has 27,161,264 parameters with its auxiliary head and 1000 classes. `width` makes all
+layers narrower, for small machines.
 """
 
 import torch
@@ -25,8 +26,8 @@ class Conv(nn.Module):
 class Mixed(nn.Module):
     """Several branches over the same input, their outputs side by side.
 
-    A branch is a list of steps: a convolution (name, outputs, kernel), with "/2" behind its name for one that halves the
-    image; "avg" or "max" for pooling; or a list of convolutions that all see the same input.
+    A branch is a list of steps: a convolution (name, outputs, kernel), with "/2" behind its name for one that halves
+    the image; "avg" or "max" for pooling; or a list of convolutions that all see the same input.
     """
 
     def __init__(self, inputs, width, branches):

@@ -33,7 +33,8 @@ def main():
     except ImportError:
         sys.exit("this compares with torchvision, which is not installed here")
     torch.manual_seed(1)
-    worst = max(compare("inception_v3", InceptionV3(), models.inception_v3(init_weights=False, transform_input=False), 299),
+    inception = models.inception_v3(init_weights=False, transform_input=False)
+    worst = max(compare("inception_v3", InceptionV3(), inception, 299),
                 compare("resnet50", ResNet50(), models.resnet50(), 224))
     sys.exit(worst > 1e-4)
 

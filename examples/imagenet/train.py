@@ -49,7 +49,7 @@ def arguments():
 
 
 class Images(Dataset):
-    """Images (uint8: four times less to move than floats) and labels; what is cut out depends on image and epoch only."""
+    """Images (uint8: a quarter of the bytes of floats) and labels; what is cut out depends on image and epoch only."""
 
     def __init__(self, folder, size, train, seed=0, least_area=0.08):
         self.shards = shards.Reader(folder)
@@ -188,8 +188,8 @@ def main():
             loss, speed, waited = train(epoch, run, average, loader, optimizer, schedule, args, device, log)
             top1, top5 = evaluate(run_average, check, args, device)
             print(f"epoch {epoch + 1}: loss {loss:.4f}  top-1 {top1:.1%}  top-5 {top5:.1%}")
-            print(f"time per step: {1000 * args.batch / speed:.0f} ms, {speed:.0f} images/s, {waited:.0%} of it waiting "
-                  "for data")
+            print(f"time per step: {1000 * args.batch / speed:.0f} ms, {speed:.0f} images/s, {waited:.0%} of the time "
+                  "waiting for data")
             log.add_scalar("val/top-1", top1, epoch)
             log.add_scalar("val/top-5", top5, epoch)
             torch.save({"epoch": epoch, "model": model.state_dict(), "average": average.state_dict(),
