@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import multiprocessing
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oars.data import tar
+from oars.data import shards, tar
 from oars.data.errors import DataError
 from oars.data.pack import pack
 from oars.data.shards import Reader
@@ -149,6 +150,24 @@ def test_a_missing_or_empty_file_is_one_line(packed, tmp_path, name):
         with pytest.raises(DataError) as error:
             everything(tmp_path / "copy")
         assert name in str(error.value)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(packed, tmp_path):
+    shutil.copytree(packed / "out", tmp_path / "copy")
+    facts = shards.read_manifest(tmp_path / "copy")
+    for change in ({"shards": [{**facts["shards"][0], "name": "../../secret"}]}, {"shards": 3}, {"samples": 2**60},
+                   {"samples": "all"}, {"labels": None}):
+        (tmp_path / "copy" / "manifest.json").write_bytes(shards.encode_manifest({**facts, **change}))
+        with pytest.raises(DataError):
+            everything(tmp_path / "copy")
+
+
+def test_a_gzip_bomb_is_not_unpacked():
+    bomb = gzip.compress(bytes(50_000_000))
+    with pytest.raises(DataError, match="200 times"):
+        tar.Unzipped(io.BytesIO(bomb)).read(50_000_000)
+    text = gzip.compress(b"<annotation/>" * 1000) + gzip.compress(b"more") + bytes(20)
+    assert tar.Unzipped(io.BytesIO(text)).read(1 << 20) == b"<annotation/>" * 1000 + b"more"
 
 
 # ---- tar headers ----------------------------------------------------------------------------------------------------

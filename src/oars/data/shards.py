@@ -19,6 +19,7 @@ import io
 import json
 import mmap
 import os
+import re
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -123,6 +124,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: restore it, or pack again")
     if facts.get("format") != FORMAT:
         raise DataError(f"{path} is of format {facts.get('format')!r}, this version reads {FORMAT!r}")
+    # The checksum is against accidents. Somebody may have written the file on purpose: it must not name other files.
+    try:
+        good = all(re.fullmatch(r"shard-\d+\.tar", shard["name"]) and isinstance(shard["samples"], int)
+                   and isinstance(shard["bytes"], int) for shard in facts["shards"])
+        good = good and all(isinstance(facts[key], int) for key in ("samples", "index")) and facts["samples"] >= 0
+    except (KeyError, TypeError):
+        good = False
+    if not good:
+        raise DataError(f"{path} does not describe shards: pack again")
     return facts
 
 
@@ -139,8 +149,7 @@ class Reader:
             facts = read_manifest(self.path)
             self.classes = _labels(self.path, facts["labels"])
             self._files = [self.path / shard["name"] for shard in facts["shards"]]
-            self.index = _index(self.path, facts)
-            self._has_crc = True
+            self.index, self._has_crc = _index(self.path, facts), True
         else:
             self._files = sorted(self.path.glob("*.tar")) if self.path.is_dir() else [self.path]
             if not self._files:
@@ -170,16 +179,14 @@ class Reader:
         """All of sample ``i``: key, image (encoded), label, class, name, width, height, boxes (n × 4, from 0 to 1:
         xmin, ymin, xmax, ymax), and whatever else its JSON holds."""
         row = self._row(i)
-        image, meta = bytes(self._bytes(i, row, "image")), {}
+        image, meta, boxes = bytes(self._bytes(i, row, "image")), {}, np.zeros((0, 4), np.float32)
         if row["meta_size"]:
             text = bytes(self._bytes(i, row, "meta"))
             try:
                 meta = json.loads(text)
-            except (ValueError, RecursionError):
-                raise DataError(f"{self._place(i, row)}: its JSON cannot be parsed") from None
-            if not isinstance(meta, dict):
-                raise DataError(f"{self._place(i, row)}: its JSON is no object")
-        boxes = np.asarray(meta.pop("boxes", []), np.float32).reshape(-1, 4)
+                boxes = np.asarray(meta.pop("boxes", []), np.float32).reshape(-1, 4)
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                raise DataError(f"{self._place(i, row)}: its JSON is not that of a sample") from None
         return {"key": f"{int(i):08d}", **meta, "image": image, "label": int(row["label"]), "boxes": boxes}
 
     def _row(self, i: int) -> Any:
@@ -200,6 +207,8 @@ class Reader:
         if shard in self._maps:
             self._maps.move_to_end(shard)
             return self._maps[shard]
+        if shard >= len(self._files):
+            raise DataError(f"{self.path / 'index.npy'} names shard {shard} of {len(self._files)}: pack again")
         path = self._files[shard]
         try:
             with open(path, "rb") as file:
@@ -226,7 +235,10 @@ def _labels(folder: Path, stated: str) -> list[str]:
         raise DataError(f"{path}: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != stated:
         raise DataError(f"{path} is not the file that was packed (SHA-256 differs): restore it, or pack again")
-    return sorted(labels := json.loads(data), key=labels.__getitem__)
+    labels = json.loads(data)
+    if not isinstance(labels, dict) or list(labels.values()) != list(range(len(labels))):
+        raise DataError(f"{path} is no label map: pack again")
+    return list(labels)
 
 
 def _index(folder: Path, facts: dict[str, Any]) -> np.ndarray:
