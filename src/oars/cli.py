@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
+
+from oars.arguments import Parser, count_of
 
 RUN = """\
 examples:
@@ -28,22 +29,23 @@ VERIFY = """\
 example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
 """
+DATA = """\
+example:
+  oars data --help
+"""
 DOCTOR = """\
 example:
   oars doctor
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"oars: {message}; see {self.prog} --help\n")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["data"]:
+        from oars.data.command import main as data
+
+        return data(argv[1:])
     own, script = split_script(argv)
     args = parser().parse_args(own)
     from oars.cluster.hosts import HostsError
@@ -118,15 +120,6 @@ def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool
     return argv, None
 
 
-def count_of(things: str) -> Callable[[str], int]:
-    """The type of an argument that counts: 1 or more."""
-    def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
-        return int(text)
-    return count
-
-
 def more_ranks(text: str) -> str:
     """The type of ``+2`` or ``6``."""
     if not text.removeprefix("+").isdecimal() or int(text) < 1:
@@ -195,6 +188,7 @@ def parser() -> Parser:
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
+    verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
     verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
     return top
 
