@@ -21,6 +21,10 @@ VERIFY = """\
 example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
 """
+DATA = """\
+example:
+  oars data --help
+"""
 DOCTOR = """\
 example:
   oars doctor
@@ -37,6 +41,10 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["data"]:
+        from oars.data.command import main as data
+
+        return data(argv[1:])
     own, script = split_script(argv)
     args = parser().parse_args(own)
     from oars.run.plan import UsageError
@@ -161,6 +169,7 @@ def parser() -> Parser:
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
+    verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
     verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
     return top
 

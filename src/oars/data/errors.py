@@ -2,4 +2,4 @@
 
 
 class DataError(ValueError):
-    """Something is wrong with a file or an option: one line says which, where, and what to do. Shown without traceback."""
+    """Something is wrong with a file or an option: one line says which, where, and what to do. Shown as such."""

@@ -1,0 +1,96 @@
+"""From bytes to pixels, fast.
+
+Two things cost: decoding and resizing. JPEGs are decoded by libjpeg-turbo (simplejpeg, which brings it along) straight
+into an array, at half, a quarter or an eighth of their size where that is still larger than what is asked for; the
+transform itself then skips the rest. PyTorch resizes 8-bit images with vector instructions, and only the part that is
+kept. Without simplejpeg or without PyTorch, Pillow does the same work in about twice the time. Measured against others:
+bench/data_images.py.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from oars.data.errors import DataError
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+
+
+def decode(data: bytes | memoryview, at_least: int = 0) -> np.ndarray:
+    """The image as RGB (height, width, 3); with ``at_least``, perhaps smaller, but no side shorter than that."""
+    if simplejpeg is not None and data[:2] == b"\xff\xd8":
+        try:
+            if at_least:
+                height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+                scale = _scale(min(height, width), at_least)
+                if scale > 1:
+                    return simplejpeg.decode_jpeg(data, "RGB", min_height=-(-height // scale),
+                                                  min_width=-(-width // scale))
+            return simplejpeg.decode_jpeg(data, "RGB")
+        except ValueError:
+            pass  # CMYK, or damaged: Pillow knows the one and says more of the other
+    return _with_pillow(data, at_least)
+
+
+def _scale(shorter: int, at_least: int) -> int:
+    """By how much a JPEG may be shrunk as it is decoded. Only halves are fast: the others have no vector code."""
+    return next((scale for scale in (8, 4, 2) if shorter // scale >= at_least), 1)
+
+
+def _with_pillow(data: bytes | memoryview, at_least: int) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        image: Any = Image.open(io.BytesIO(data))
+        if at_least and image.format == "JPEG":
+            scale = _scale(min(image.size), at_least)
+            image.draft("RGB", (image.width // scale, image.height // scale))
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except Exception as error:  # decoders of damaged files raise almost anything
+        raise DataError(f"an image of {len(data)} bytes cannot be decoded: {' '.join(str(error).split())}") from None
+
+
+def resize(pixels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, int]) -> np.ndarray:
+    """The part ``box`` (left, top, right, bottom) of an image at ``size`` (height, width): bilinear, antialiased."""
+    left, top, right, bottom = box
+    part = pixels[top:bottom, left:right]
+    if part.shape[:2] == size:
+        return part
+    try:
+        import torch
+    except ImportError:
+        from PIL import Image
+
+        return np.asarray(Image.fromarray(part).resize(size[::-1], Image.Resampling.BILINEAR))
+    planes = torch.from_numpy(part).permute(2, 0, 1)[None]
+    small = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True, align_corners=False)
+    return small[0].permute(1, 2, 0).numpy()
+
+
+def centre(data: bytes | memoryview, size: int, keep: float = 0.875) -> np.ndarray:
+    """The square middle of an image, ``keep`` of its shorter side, at ``size`` × ``size``: what evaluation looks at."""
+    pixels = decode(data, round(size / keep))
+    height, width = pixels.shape[:2]
+    side = max(1, round(min(height, width) * keep))
+    left, top = (width - side) // 2, (height - side) // 2
+    return resize(pixels, (left, top, left + side, top + side), (size, size))
+
+
+def random_part(data: bytes | memoryview, size: int, rng: np.random.Generator,
+                area: tuple[float, float] = (0.08, 1.0)) -> np.ndarray:
+    """A random part of an image at ``size`` × ``size``, flipped half of the time: Inception's augmentation."""
+    share, aspect = rng.uniform(*area), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+    # How much of the image the part needs is known before decoding; small parts want all of its pixels.
+    pixels = decode(data, round(size / np.sqrt(share)))
+    height, width = pixels.shape[:2]
+    w = int(min(width, max(1, round(np.sqrt(share * height * width * aspect)))))
+    h = int(min(height, max(1, round(np.sqrt(share * height * width / aspect)))))
+    left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+    out = resize(pixels, (left, top, left + w, top + h), (size, size))
+    return np.ascontiguousarray(out[:, ::-1]) if rng.random() < 0.5 else out
