@@ -1,9 +1,9 @@
 """Files become rows: ``oars.data.open("events.csv", label="class")`` (docs/data.md).
 
 This room knows nothing of ranks. A loader asks for the rows of its batches, under ``oars run`` for this rank's alone,
-and a reader reads these and no others. Readers (``csv.py``, ``hdf5.py``, ``netcdf.py``, ...) are files as rows by number;
-``dataset.py`` makes samples of rows; ``kinds.py`` tells which reader a file needs. Heavy packages are imported when a
-file needs them.
+and a reader reads these and no others. Readers (``csv.py``, ``hdf5.py``, ``netcdf.py``, ...) are files as rows by
+number; ``dataset.py`` makes samples of rows; ``kinds.py`` tells which reader a file needs. Heavy packages are imported
+when a file needs them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def open(
     """The rows of a file, of a folder, of all files that fit a pattern, or of a list of files.
 
     ``label``: the column (by name or number, or a list) that is the second half of each sample. ``columns``: use these
-    and no others. ``dtype``: make numbers this type. ``on_bad``: ``raise``, ``skip`` or ``quarantine`` rows that cannot be
-    read. CSV: ``delimiter``, ``header`` and ``types`` (by column) are found out unless given. HDF5: ``group``; ``layout``
-    ``columns`` or ``classes`` (one data set per class). NetCDF: the dimension ``along`` which rows are.
+    and no others. ``dtype``: make numbers this type. ``on_bad``: ``raise``, ``skip`` or ``quarantine`` rows that cannot
+    be read. CSV: ``delimiter``, ``header`` and ``types`` (by column) are found out unless given. HDF5: ``group``;
+    ``layout``, ``columns`` or ``classes`` (one data set per class). NetCDF: the dimension ``along`` which rows are.
 
     >>> data = oars.data.open("events.csv", label="class", dtype="float32")
     >>> train, test = data.split(0.8, 0.2)

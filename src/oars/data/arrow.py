@@ -107,6 +107,7 @@ def _look_parquet(path: str) -> dict[str, Any]:
     """In the child: what a Parquet file holds."""
     file = _open_parquet(path)
     groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+
     def missing(at: int) -> bool:  # a column with no statistics may turn out to have some when it is read
         groups = [file.metadata.row_group(group).column(at) for group in range(file.num_row_groups)]
         return any(g.statistics is not None and g.statistics.null_count for g in groups)
@@ -118,14 +119,16 @@ def _look_parquet(path: str) -> dict[str, Any]:
 def _look_arrow(path: str) -> dict[str, Any]:
     file = _open_arrow(path)
     batches = [file.get_batch(at) for at in range(file.num_record_batches)]
-    return {"groups": [batch.num_rows for batch in batches],
-            "columns": _schema(file.schema, lambda name: any(batch.column(name).null_count for batch in batches))}
+    return {
+        "groups": [batch.num_rows for batch in batches],
+        "columns": _schema(file.schema, lambda name: any(batch.column(name).null_count for batch in batches)),
+    }
 
 
 def _schema(schema: Any, missing: Callable[[str], bool]) -> list[tuple[str, tuple[str, Any, bool]]]:
     import pyarrow.types as t
 
-    found = []
+    found: list[tuple[str, tuple[str, Any, bool]]] = []
     for field in schema:
         kind, width = field.type, 0
         if t.is_fixed_size_list(kind):
@@ -133,7 +136,7 @@ def _schema(schema: Any, missing: Callable[[str], bool]) -> list[tuple[str, tupl
         if t.is_dictionary(kind):
             kind = kind.value_type
         if t.is_string(kind) or t.is_large_string(kind):
-            told = ("text", width, missing(field.name))
+            told: tuple[str, Any, bool] = ("text", width, missing(field.name))
         elif t.is_binary(kind) or t.is_large_binary(kind):
             told = ("bytes", width, missing(field.name))
         elif t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind):
@@ -147,7 +150,7 @@ def _schema(schema: Any, missing: Callable[[str], bool]) -> list[tuple[str, tupl
 def _field(kind: str, width: int, nulls: bool) -> Field:
     shape = (width,) if width else ()
     if kind in ("text", "bytes"):
-        return Field(np.dtype(object), shape if kind == "text" else None)
+        return Field(np.dtype(object), shape) if kind == "text" else Field(np.dtype(object), None, encoded=True)
     dtype = np.dtype(kind)
     return Field(np.dtype(np.float64) if nulls and dtype.kind != "f" else dtype, shape)  # missing numbers are NaN
 

@@ -50,8 +50,10 @@ def write(found: Iterable[Bad], beside: str) -> Path:
         part.write_text("".join(json.dumps(bad._asdict()) + "\n" for bad in found), encoding="utf-8")
         os.replace(part, target)
     except OSError as error:
-        raise DataError(f"{target}: the list of bad rows cannot be written here ({error.strerror}); use on_bad='skip' "
-                      "or make the folder writable") from None
+        raise DataError(
+            f"{target}: the list of bad rows cannot be written here ({error.strerror}); use on_bad='skip' "
+            "or make the folder writable"
+        ) from None
     return target
 
 

@@ -64,8 +64,10 @@ def entry(path: str, kind: str, make: Callable[[Path], None], state: str | None 
                 _make(target, make)
                 _forget(name, target)
     except OSError as error:
-        raise DataError(f"{path}: its index cannot be written to {folder()} ({error.strerror}); set OARS_CACHE to a "
-                      "folder with room") from None
+        raise DataError(
+            f"{path}: its index cannot be written to {folder()} ({error.strerror}); set OARS_CACHE to a "
+            "folder with room"
+        ) from None
     return target
 
 

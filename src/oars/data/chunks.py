@@ -35,7 +35,7 @@ class Chunked:
         for axis, size in enumerate(self._grid):
             keys = keys * size + where[:, axis]
         order = np.argsort(keys, kind="stable")
-        self._keys, self._places = keys[order], table[order, len(shape):]
+        self._keys, self._places = keys[order], table[order, len(shape) :]
         self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,7 +54,10 @@ class Chunked:
             high = [min(a + size, whole) for a, size, whole in zip(low, self.chunk, self.shape, strict=True)]
             first, last = max(low[0], start), min(high[0], stop)
             target = (slice(first - start, last - start), *map(slice, low[1:], high[1:]))
-            source = (slice(first - low[0], last - low[0]), *(slice(0, b - a) for a, b in zip(low[1:], high[1:], strict=True)))
+            source = (
+                slice(first - low[0], last - low[0]),
+                *(slice(0, b - a) for a, b in zip(low[1:], high[1:], strict=True)),
+            )
             out[target] = chunk[source]
         return out
 
@@ -75,7 +78,11 @@ class Chunked:
     def _unpacked(self, key: int, where: tuple[int, ...]) -> np.ndarray:
         at = int(np.searchsorted(self._keys, key))
         if at == len(self._keys) or self._keys[at] != key:  # never written
-            return np.frombuffer(self._fill, self.dtype).repeat(self.chunk_bytes // self.dtype.itemsize).reshape(self.chunk)
+            return (
+                np.frombuffer(self._fill, self.dtype)
+                .repeat(self.chunk_bytes // self.dtype.itemsize)
+                .reshape(self.chunk)
+            )
         mask, offset, size = self._places[at].tolist()
         place = f"{self.file.path}: {self.name}, row {where[0] * self.chunk[0]}, byte {offset}"
         if size > self.chunk_bytes * 2 + 4096:

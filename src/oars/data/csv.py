@@ -15,9 +15,9 @@ import numpy as np
 
 from oars.data import cache
 from oars.data.bad import Bad
-from oars.data.errors import DataError
 from oars.data.csv_index import Index, build
-from oars.data.csv_text import Style, arrow_type, parse, style_of, to_numpy
+from oars.data.csv_text import arrow_type, parse, style_of, to_numpy
+from oars.data.errors import DataError
 from oars.data.needs import need
 from oars.data.reader import Block, Field, File, Reader, runs
 
@@ -25,8 +25,15 @@ from oars.data.reader import Block, Field, File, Reader, runs
 class CsvReader(Reader):
     """One CSV file; ``bad`` lists rows that do not fit, which have no number here."""
 
-    def __init__(self, path: str, *, shown: str | None = None, delimiter: str | None = None,
-                 header: bool | None = None, types: dict[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        shown: str | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        types: dict[Any, Any] | None = None,
+    ) -> None:
         need("pyarrow", path)
         self.path = shown or path  # what the user called it, if it was unpacked
         self._file = File(path)
@@ -40,7 +47,9 @@ class CsvReader(Reader):
         self._skips = bad_rows - np.arange(len(bad_rows))
         self.rows = self._index().rows - len(bad_rows)
         self._kinds: dict[str, str | np.dtype] = {
-            name: self._style.types.get(name, kind) for name, kind in zip(self._style.names, about["kinds"], strict=True)}
+            name: self._style.types.get(name, kind)
+            for name, kind in zip(self._style.names, about["kinds"], strict=True)
+        }
         self._texts = dict(zip(self._style.names, about["texts"], strict=True))
         self.fields = {name: Field(_dtype(kind)) for name, kind in self._kinds.items()}
 
@@ -50,11 +59,13 @@ class CsvReader(Reader):
     def _index(self) -> Index:
         if self._loaded is None:
             style = self._style
-            options = json.dumps([style.delimiter, style.names, style.first,
-                                  {name: str(kind) for name, kind in style.types.items()}])
+            options = json.dumps(
+                [style.delimiter, style.names, style.first, {name: str(kind) for name, kind in style.types.items()}]
+            )
             try:
-                self._kept = cache.entry(self._file.path, f"csv index 1 {options}",
-                                         lambda target: build(self._file, style, target))
+                self._kept = cache.entry(
+                    self._file.path, f"csv index 1 {options}", lambda target: build(self._file, style, target)
+                )
             except DataError as error:
                 raise DataError(str(error).replace(self._file.path, self.path, 1)) from None
             self._loaded = Index(self._kept)
@@ -89,8 +100,10 @@ class CsvReader(Reader):
         types = {name: arrow_type(kind) for name, kind in self._kinds.items()}
         table, unfit, trouble = parse(view[:at], self._style, len(rows), types, list(names))
         if table is None or unfit:
-            raise DataError(f"{self.path}, rows {rows[0]} to {rows[-1]}, byte {ends[0, 0]}: not as they were when the file "
-                          f"was indexed ({trouble or unfit[0][1]}); has it changed?")
+            raise DataError(
+                f"{self.path}, rows {rows[0]} to {rows[-1]}, byte {ends[0, 0]}: not as they were when the file "
+                f"was indexed ({trouble or unfit[0][1]}); has it changed?"
+            )
         return {name: to_numpy(table[name], self._kinds[name]) for name in names}
 
     def distinct(self, name: str) -> np.ndarray:

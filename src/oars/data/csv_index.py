@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oars.data.errors import DataError
 from oars.data.csv_text import Style, parse
+from oars.data.errors import DataError
 from oars.data.reader import File
 
 BLOCK = 8 << 20
@@ -60,7 +60,9 @@ def build(file: File, style: Style, target: Path) -> None:
             starts, closed = _starts_exactly(file, style)
         if len(starts) > 1 and int(np.diff(starts).max()) > _LONGEST:
             row = int(np.diff(starts).argmax())
-            raise DataError(f"{file.path}, row {row}, byte {starts[row]}: a row of more than 1 GiB; is a quote missing?")
+            raise DataError(
+                f"{file.path}, row {row}, byte {starts[row]}: a row of more than 1 GiB; is a quote missing?"
+            )
         about = _columns(file, style, starts, closed, pool)
     base = starts[::_EVERY]
     distance = starts - np.repeat(base, _EVERY)[: len(starts)]
@@ -120,8 +122,9 @@ def _starts(file: File, style: Style, pool: ThreadPoolExecutor) -> tuple[np.ndar
     delimiter = ord(style.delimiter)
     cuts = [*range(style.first, file.size, BLOCK), file.size]
     inside, last, found = 0, style.first, []
-    for lines, start in zip(pool.map(lambda at: _lines(file, at, min(at + BLOCK, file.size), delimiter), cuts[:-1]),
-                            cuts, strict=False):
+    for lines, start in zip(
+        pool.map(lambda at: _lines(file, at, min(at + BLOCK, file.size), delimiter), cuts[:-1]), cuts, strict=False
+    ):
         ends, after_cr = lines.ends, lines.after_cr
         if len(lines.quotes):
             open_before = (np.arange(len(lines.quotes)) + inside) & 1 == 1
@@ -147,15 +150,18 @@ def _without_blank(ends: np.ndarray, after_cr: np.ndarray, last: int) -> np.ndar
 
 
 def _closing(found: list[np.ndarray], last: int, size: int, first: int) -> np.ndarray:
-    starts = np.concatenate([*found, np.array([last] if last < size else [], np.int64)]) if found or last < size else (
-        np.empty(0, np.int64))
+    starts = (
+        np.concatenate([*found, np.array([last] if last < size else [], np.int64)])
+        if found or last < size
+        else (np.empty(0, np.int64))
+    )
     return np.concatenate([starts, [size]]).astype(np.int64) if len(starts) else np.array([max(first, size)], np.int64)
 
 
 def _starts_exactly(file: File, style: Style) -> tuple[np.ndarray, bool]:
     """The same, where quotes stand inside of fields: only one at a field's beginning opens it."""
     mark = re.escape(style.delimiter.encode())
-    token = re.compile(rb'(?:\A|(?<=[\n\r' + mark + rb']))"(?:[^"]|"")*("?)|\n')
+    token = re.compile(rb"(?:\A|(?<=[\n\r" + mark + rb']))"(?:[^"]|"")*("?)|\n')
     data = file.read(0, file.size)
     ends, closed = [], True
     for found in token.finditer(data, style.first):
@@ -209,8 +215,10 @@ def _columns(file: File, style: Style, starts: np.ndarray, closed: bool, pool: T
             kinds[at] = {"int": "float", "bool": "bool or missing"}[kind]
     return {
         "kinds": kinds,
-        "texts": [sorted(seen) if kind == "text" and seen is not None else None
-                  for kind, seen in zip(kinds, texts, strict=True)],
+        "texts": [
+            sorted(seen) if kind == "text" and seen is not None else None
+            for kind, seen in zip(kinds, texts, strict=True)
+        ],
         "bad": [[row, int(starts[row]), reason] for row, reason in sorted(bad)],
     }
 

@@ -133,12 +133,13 @@ def arrow_type(kind: str | np.dtype) -> Any:
     import pyarrow as pa
 
     if isinstance(kind, np.dtype):
-        return pa.string() if kind == object else pa.from_numpy_dtype(kind)
+        return pa.string() if kind.hasobject else pa.from_numpy_dtype(kind)
     return {"int": pa.int64(), "float": pa.float64(), "empty": pa.float64(), "text": pa.string()}.get(kind, pa.bool_())
 
 
-def parse(data: Any, style: Style, rows: int, types: dict[str, Any] | None = None,
-          names: list[str] | None = None) -> tuple[Any, list[tuple[int, str]], str]:
+def parse(
+    data: Any, style: Style, rows: int, types: dict[str, Any] | None = None, names: list[str] | None = None
+) -> tuple[Any, list[tuple[int, str]], str]:
     """Some whole rows as a table, with those left out for their number of fields; or None and what is wrong.
 
     With ``types`` (of all columns) nothing is guessed.
@@ -150,8 +151,12 @@ def parse(data: Any, style: Style, rows: int, types: dict[str, Any] | None = Non
 
     def handler(row: Any) -> str:
         fields = row.actual_columns
-        unfit.append((row.number - 1 if row.number is not None else -1,
-                      f"wrong number of fields: {fields}, not {row.expected_columns}"))
+        unfit.append(
+            (
+                row.number - 1 if row.number is not None else -1,
+                f"wrong number of fields: {fields}, not {row.expected_columns}",
+            )
+        )
         return "skip"
 
     known = types or {name: arrow_type(kind) for name, kind in style.types.items()}
@@ -178,7 +183,9 @@ def _reason(message: str) -> str:
     message = message.splitlines()[0]
     if "invalid UTF8" in message or "UTF-8" in message:
         return "not UTF-8"
-    return message.split("CSV conversion error ")[-1].removeprefix("to ").strip() if "conversion" in message else message
+    return (
+        message.split("CSV conversion error ")[-1].removeprefix("to ").strip() if "conversion" in message else message
+    )
 
 
 def to_numpy(column: Any, kind: str | np.dtype) -> np.ndarray:
@@ -188,7 +195,7 @@ def to_numpy(column: Any, kind: str | np.dtype) -> np.ndarray:
     if kind == "bool or missing":
         column = column.cast(pa.int8())
     values = column.to_numpy()
-    if kind == "text" or (isinstance(kind, np.dtype) and kind == object):
+    if kind == "text" or (isinstance(kind, np.dtype) and kind.hasobject):
         return values if values.dtype == object else values.astype(object)
     if not isinstance(kind, np.dtype):
         kind = np.dtype({"int": np.int64, "bool": np.bool_}.get(kind, np.float64))

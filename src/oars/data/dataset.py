@@ -23,7 +23,7 @@ from oars.data.bad import Bad, counted
 from oars.data.errors import DataError
 from oars.data.passes import Epoch
 from oars.data.reader import Block, Reader
-from oars.data.transforms import decode, to_array
+from oars.data.transforms import decode
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as _Dataset
@@ -44,7 +44,7 @@ class Columns:
         self._dtype = dtype
         self._classes = None if classes is None else np.array(classes, object)
         fields = [reader.fields[name] for name in names]
-        self.encoded = [f.dtype == object and f.shape is None for f in fields]
+        self.encoded = [f.encoded for f in fields]
         number = [f.dtype.kind in "biuf" and f.shape == () for f in fields]
         self.form = "one" if len(names) == 1 else "vector" if names and all(number) else "dict"
         types = [self._type(f.dtype) for f in fields]
@@ -78,8 +78,15 @@ class Columns:
 class Data(_Dataset):
     """The rows of a file; made by ``oars.data.open``."""
 
-    def __init__(self, reader: Reader, columns: Columns, label: Columns | None, classes: list[Any] | None,
-                 rows: range | np.ndarray, bad: Sequence[Bad]) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        columns: Columns,
+        label: Columns | None,
+        classes: list[Any] | None,
+        rows: range | np.ndarray,
+        bad: Sequence[Bad],
+    ) -> None:
         self._reader, self._columns, self._label, self._rows = reader, columns, label, rows
         self._steps: tuple[Any, ...] = ()
         self._seed = 0
@@ -112,13 +119,15 @@ class Data(_Dataset):
     def __repr__(self) -> str:
         label = f", label {', '.join(self._label.names)}" if self._label else ""
         many = f" of {len(self.classes)} classes" if self.classes else ""
-        return f"<{os.path.basename(self._reader.path)}: {len(self)} rows, {', '.join(self._columns.names)}{label}{many}>"
+        return (
+            f"<{os.path.basename(self._reader.path)}: {len(self)} rows, {', '.join(self._columns.names)}{label}{many}>"
+        )
 
     def summary(self) -> str:
         """One line: rows, columns, and what was left out."""
         return f"{self!r:.200}"[1:-1] + ("; " + counted(self.bad) if self.bad else "")
 
-    # -- samples -----------------------------------------------------------------------------------------------------
+    # -- samples ---------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -132,8 +141,11 @@ class Data(_Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples, read together."""
-        rows = np.asarray(self._rows, np.int64)[indices] if not isinstance(self._rows, range) else (
-            self._rows.start + self._rows.step * self._checked(np.asarray(indices, np.int64)))
+        rows = (
+            np.asarray(self._rows, np.int64)[indices]
+            if not isinstance(self._rows, range)
+            else (self._rows.start + self._rows.step * self._checked(np.asarray(indices, np.int64)))
+        )
         return self._samples(self._reader.take(rows, self.columns), rows)
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,7 +159,9 @@ class Data(_Dataset):
                 raise IndexError(f"a mask of {len(key)} for {len(self)} rows")
             return np.flatnonzero(key)
         if key.size and not (-len(self) <= key.min() and key.max() < len(self)):
-            raise IndexError(f"row {key.max() if key.max() >= len(self) else key.min()} of {len(self)}: {self._reader.path}")
+            raise IndexError(
+                f"row {key.max() if key.max() >= len(self) else key.min()} of {len(self)}: {self._reader.path}"
+            )
         return np.where(key < 0, key + len(self), key).astype(np.int64)
 
     def _samples(self, block: Block, rows: np.ndarray) -> list[Any]:
@@ -161,7 +175,11 @@ class Data(_Dataset):
         if self._label is None:
             return xs
         y = self._label.of(block)
-        ys = list(y) if not isinstance(y, dict) else [dict(zip(y, v, strict=True)) for v in zip(*y.values(), strict=True)]
+        ys = (
+            list(y)
+            if not isinstance(y, dict)
+            else [dict(zip(y, v, strict=True)) for v in zip(*y.values(), strict=True)]
+        )
         return list(zip(xs, ys, strict=True))
 
     def _changed(self, sample: Any, row: int) -> Any:
@@ -171,18 +189,20 @@ class Data(_Dataset):
             return {**sample, **{name: self._changed(sample[name], row) for name in encoded}}
         file, number = self._reader.place(row)
         what = f"{file}, row {number}" if number >= 0 else file
-        if isinstance(sample, bytes):
-            sample = decode(sample, what, getattr(self._steps[0], "at_least", None) if self._steps else None)
-        rng = np.random.default_rng((self._seed, self._epoch.now if self._epoch else 0, row)) if self._epoch else None
+        rng = np.random.default_rng((self._seed, self._epoch.now, row)) if self._epoch else None
         try:
+            if isinstance(sample, (bytes, memoryview)) and not (
+                self._steps and getattr(self._steps[0], "takes_encoded", False)
+            ):
+                sample = decode(sample)
             for step in self._steps:
-                sample = step(sample, rng) if type(step).__module__ == decode.__module__ or (
-                    getattr(step, "random", False)) else step(sample)
+                ours = type(step).__module__ == decode.__module__ or getattr(step, "random", False)
+                sample = step(sample, rng) if ours else step(sample)
         except DataError as error:
             raise DataError(f"{what}: {error}") from None
-        return to_array(sample) if hasattr(sample, "getbands") else sample
+        return sample
 
-    # -- views ---------------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------
 
     def _view(self, rows: range | np.ndarray) -> Data:
         view = copy.copy(self)
@@ -208,9 +228,9 @@ class Data(_Dataset):
     def split(self, *shares: float, by: str = "random", column: Any = None, seed: int = 0) -> list[Data]:
         """Parts with these shares of the rows, e.g. ``train, valid, test = data.split(0.8, 0.1, 0.1)``.
 
-        ``by``: ``random`` (seeded), ``order`` (as they lie), ``stratified`` (each part has the same mixture of ``column``,
-        by default the label), ``group`` (rows with the same value in ``column`` stay together). ``column`` may also be an
-        array with a value for each row.
+        ``by``: ``random`` (seeded), ``order`` (as they lie), ``stratified`` (each part has the same mixture of
+        ``column``, by default the label), ``group`` (rows with the same value in ``column`` stay together). ``column``
+        may also be an array with a value for each row.
         """
         if by not in split_.WAYS:
             raise ValueError(f"by={by!r} is none of {', '.join(split_.WAYS)}")
@@ -224,7 +244,7 @@ class Data(_Dataset):
         rows = np.asarray(self._rows, np.int64)
         return [self._view(rows[part]) for part in split_.parts(len(self), shares, by, values, seed)]
 
-    # -- all rows ------------------------------------------------------------------------------------------------------
+    # -- all rows --------------------------------------------------------------------------------------------------
 
     def values(self, column: str | None = None) -> np.ndarray:
         """One column (by default the label) of all rows."""
@@ -264,13 +284,16 @@ class Data(_Dataset):
             if len(part) == len(self):
                 return made
             if whole is None:
-                whole = {n: _room(len(self), v) for n, v in made.items()} if isinstance(made, dict) else (
-                    _room(len(self), made))
+                whole = (
+                    {n: _room(len(self), v) for n, v in made.items()}
+                    if isinstance(made, dict)
+                    else (_room(len(self), made))
+                )
             for name, values in made.items() if isinstance(made, dict) else [(None, made)]:
                 (whole if name is None else whole[name])[start : start + size] = values
         return whole
 
-    # -- for frameworks --------------------------------------------------------------------------------------------------
+    # -- for frameworks --------------------------------------------------------------------------------------------
 
     def torch(self) -> Any:
         """A ``torch.utils.data.Dataset`` of tensors."""
@@ -299,5 +322,7 @@ def _stacked(samples: list[Any]) -> Any:
     if samples and isinstance(samples[0], dict):
         return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
     if len({np.shape(sample) for sample in samples}) > 1:
-        raise DataError(f"samples differ in shape ({np.shape(samples[0])}, ...): bring them to one size with transform()")
+        raise DataError(
+            f"samples differ in shape ({np.shape(samples[0])}, ...): bring them to one size with transform()"
+        )
     return np.stack(samples) if samples else np.empty(0)

@@ -66,7 +66,7 @@ def keras_data(data: Data, batch_size: int, shuffle: bool, seed: int) -> Any:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} is no number of rows")
 
-    class KerasData(keras.utils.PyDataset):
+    class KerasData(keras.utils.PyDataset):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self._epoch = 0
@@ -111,8 +111,10 @@ def tf_data(data: Data, batch_size: int | None) -> Any:
 
     def read(rows: Any) -> list[Any]:
         found = tf.nest.flatten(batch(data, rows.numpy()))
-        return [tf.constant([str(v) for v in part]) if want.dtype == tf.string else tf.constant(part)
-                for part, want in zip(found, flat, strict=True)]
+        return [
+            tf.constant([str(v) for v in part]) if want.dtype == tf.string else tf.constant(part)
+            for part, want in zip(found, flat, strict=True)
+        ]
 
     def load(rows: Any) -> Any:
         parts = tf.py_function(read, [rows], [want.dtype for want in flat])
@@ -121,5 +123,8 @@ def tf_data(data: Data, batch_size: int | None) -> Any:
         return tf.nest.pack_sequence_as(specs, parts)
 
     batches = tf.data.Dataset.range(len(data)).batch(batch_size or 256).map(load)
-    return batches if batch_size is not None else batches.unbatch().apply(
-        tf.data.experimental.assert_cardinality(len(data)))
+    return (
+        batches
+        if batch_size is not None
+        else batches.unbatch().apply(tf.data.experimental.assert_cardinality(len(data)))
+    )

@@ -88,6 +88,6 @@ def _answer(path: str, look: Callable[[str], Any], put: int) -> None:
             told = {"error": f"{path}: damaged ({text[0] if text else type(error).__name__})"}
         data = json.dumps(told).encode() + b"\n"
         while data:
-            data = data[os.write(put, data):]
+            data = data[os.write(put, data) :]
     finally:
         os._exit(0)

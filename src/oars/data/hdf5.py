@@ -1,9 +1,9 @@
 """HDF5 files. What is inside is found out in a child process (``guard.py``); rows are then read by our own code.
 
 A data set without chunks is flat. Of a chunked one the child tells where each chunk lies, and ``chunks.py`` reads and
-unpacks the chunks that hold the wanted rows. So the library is at work only once per file, and neither forks nor damaged
-chunks meet it. What we do not unpack ourselves (filters other than gzip, shuffle and Fletcher-32; texts of varying length;
-data in other files) is read by h5py, opened anew in every process.
+unpacks the chunks that hold the wanted rows. So the library is at work only once per file, and neither forks nor
+damaged chunks meet it. What we do not unpack ourselves (filters other than gzip, shuffle and Fletcher-32; texts of
+varying length; data in other files) is read by h5py, opened anew in every process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class Set:
         self.how = told["how"]
         total = self.dtype.itemsize * math.prod((self.rows, *self.shape))
         if total > max(_ALWAYS, _MOST_TIMES * file.size):
-            raise DataError(f"{file.path}: {self.name}: {self.rows} rows of shape {self.shape} should have {total} bytes, "
-                            f"in a file of {file.size}: damaged")
+            raise DataError(
+                f"{file.path}: {self.name}: {self.rows} rows of shape {self.shape} should have {total} bytes, "
+                f"in a file of {file.size}: damaged"
+            )
         self.column: Flat | Chunked | Library
         if self.how == "flat":
             self.column = Flat(file, told["offset"], self.dtype, self.shape, self.rows, name=self.name)
@@ -122,8 +124,13 @@ def _tell(item: Any, name: str) -> dict[str, Any]:
         item.id.chunk_iter(lambda c: chunks.append([*map(int, c.chunk_offset), c.filter_mask, c.byte_offset, c.size]))
         fill = np.empty((), item.dtype)
         properties.get_fill_value(fill)
-        told |= {"how": "chunked", "filters": [_OURS[number] for number, _ in filters], "chunks": chunks,
-                 "chunk": list(map(int, item.chunks)), "fill": fill.tobytes().hex()}
+        told |= {
+            "how": "chunked",
+            "filters": [_OURS[number] for number, _ in filters],
+            "chunks": chunks,
+            "chunk": list(map(int, item.chunks)),
+            "fill": fill.tobytes().hex(),
+        }
     return told
 
 
@@ -155,17 +162,17 @@ def _dims(item: Any) -> list[str | None]:
 
 def dtype_from(described: Any) -> np.dtype:
     """A NumPy type from its description in JSON, where tuples have become lists."""
+    dtype: np.dtype
     if isinstance(described, str):
         dtype = np.dtype(described)
-    else:
-        dtype = np.lib.format.descr_to_dtype([tuple(tuple(part) if at == 2 else part for at, part in enumerate(entry))
-                                              for entry in described])
+    else:  # name, type, and perhaps shape of each field
+        dtype = np.dtype([(name, dtype_from(kind), *map(tuple, shape)) for name, kind, *shape in described])
     if dtype.hasobject:
         raise DataError(f"rows of type {dtype} cannot be read")
     return dtype
 
 
-# ---- by the library ---------------------------------------------------------------------------------------------------
+# ---- by the library -----------------------------------------------------------------------------------------------
 
 
 class Library:
@@ -184,7 +191,9 @@ class Library:
         try:
             values = self._dataset()[start:stop]
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise DataError(f"{self.path}: {self.name}, rows {start} to {stop - 1}: {str(error).splitlines()[0]}") from None
+            raise DataError(
+                f"{self.path}: {self.name}, rows {start} to {stop - 1}: {str(error).splitlines()[0]}"
+            ) from None
         if self.text:
             return _texts(values, f"{self.path}: {self.name}", start)
         return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
@@ -211,7 +220,7 @@ def _texts(values: np.ndarray, what: str, start: int) -> np.ndarray:
     return out.reshape(values.shape)
 
 
-# ---- layouts ------------------------------------------------------------------------------------------------------------
+# ---- layouts ------------------------------------------------------------------------------------------------------
 
 
 class Hdf5Reader(Reader):
@@ -221,8 +230,9 @@ class Hdf5Reader(Reader):
         self.path = path
         self._sets = dict(zip(names, sets, strict=True))
         self.rows = sets[0].rows
-        self.fields = {name: Field(s.dtype.newbyteorder("=") if not s.text else s.dtype, s.shape)
-                       for name, s in self._sets.items()}
+        self.fields = {
+            name: Field(s.dtype.newbyteorder("=") if not s.text else s.dtype, s.shape) for name, s in self._sets.items()
+        }
 
     def span(self, start: int, stop: int, names: Sequence[str]) -> Block:
         return {name: self._sets[name].column.read(start, stop) for name in names}
@@ -239,8 +249,10 @@ class PerClass(Reader):
         self.label, self.classes = "label", [s.name.rsplit("/", 1)[-1] for s in self._sets]
         self.starts = np.concatenate([[0], np.cumsum([s.rows for s in self._sets], dtype=np.int64)])
         self.rows = int(self.starts[-1])
-        self.fields = {"data": Field(self._sets[0].dtype.newbyteorder("="), self._sets[0].shape),
-                       "label": Field(np.dtype(np.int64))}
+        self.fields = {
+            "data": Field(self._sets[0].dtype.newbyteorder("="), self._sets[0].shape),
+            "label": Field(np.dtype(np.int64)),
+        }
 
     def span(self, start: int, stop: int, names: Sequence[str]) -> Block:
         owner = np.searchsorted(self.starts, np.arange(start, stop), "right") - 1
@@ -254,8 +266,13 @@ class PerClass(Reader):
         return {name: block[name] for name in names}
 
 
-def open_hdf5(path: str, told: dict[str, dict[str, Any]], columns: Sequence[str] | None = None,
-              group: str | None = None, layout: str | None = None) -> Reader:
+def open_hdf5(
+    path: str,
+    told: dict[str, dict[str, Any]],
+    columns: Sequence[str] | None = None,
+    group: str | None = None,
+    layout: str | None = None,
+) -> Reader:
     """A file's data sets as columns or, where they differ in length but not in kind, as classes."""
     if layout not in (None, "columns", "classes"):
         raise ValueError(f"layout={layout!r} is neither 'columns' nor 'classes'")
@@ -277,7 +294,7 @@ def open_hdf5(path: str, told: dict[str, dict[str, Any]], columns: Sequence[str]
 def choose(path: str, told: dict[str, dict[str, Any]], columns: Sequence[str] | None, group: str | None) -> list[str]:
     """The names, within the group, of the data sets that are wanted: all that can be read unless ``columns`` says."""
     prefix = f"{group.strip('/')}/" if group else ""
-    inside = {name[len(prefix):]: one for name, one in told.items() if name.startswith(prefix)}
+    inside = {name[len(prefix) :]: one for name, one in told.items() if name.startswith(prefix)}
     if group and not inside:
         groups = ", ".join(sorted({name.rpartition("/")[0] for name in told} - {""}))
         raise DataError(f"{path}: no group {group!r} with data sets in it; there is {groups or 'no group at all'}")

@@ -39,7 +39,9 @@ def open_idx(path: str, shown: str) -> Reader:
     dtype, shape = found
     offset, size = 4 + 4 * len(shape), dtype.itemsize * math.prod(shape)
     if offset + size != file.size:
-        raise DataError(f"{shown}: an array of {shape} should end at byte {offset + size}, but the file ends at {file.size}")
+        raise DataError(
+            f"{shown}: an array of {shape} should end at byte {offset + size}, but the file ends at {file.size}"
+        )
     return FlatReader(shown, {"data": Flat(file, offset, dtype, shape[1:], shape[0])}, shape[0])
 
 
@@ -47,9 +49,13 @@ class _Arrays(pickle.Unpickler):
     """Knows arrays only."""
 
     _known = {
-        ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar"),
-        ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy.core.multiarray", "scalar"),
+        ("numpy._core.multiarray", "scalar"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
     }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -88,10 +94,14 @@ class _Array(np.ndarray):
         if isinstance(raw, str):
             raw = raw.encode("latin-1")
         shape = tuple(int(size) for size in shape)
-        if not isinstance(dtype, np.dtype) or dtype.hasobject or not isinstance(raw, bytes) or (
-                min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(raw)):
+        if (
+            not isinstance(dtype, np.dtype)
+            or dtype.hasobject
+            or not isinstance(raw, bytes)
+            or (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(raw))
+        ):
             raise pickle.UnpicklingError("an array whose contents do not fit its shape")
-        super().__setstate__((1, shape, dtype, bool(fortran), raw))
+        super().__setstate__((1, shape, dtype, np.bool_(bool(fortran)), raw))
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> np.ndarray:
@@ -130,7 +140,9 @@ def open_pickle(path: str, shown: str, *, group: str | None = None) -> Reader:
     except MemoryError:
         raise DataError(f"{shown}: damaged (it asks for more memory than there is)") from None
     except Exception as error:  # damage may raise anything
-        raise DataError(f"{shown}: not a pickle of arrays ({str(error).splitlines()[0] if str(error) else error!r})") from None
+        raise DataError(
+            f"{shown}: not a pickle of arrays ({str(error).splitlines()[0] if str(error) else error!r})"
+        ) from None
     return Pickled(shown, _columns(found, shown, group))
 
 
@@ -145,17 +157,26 @@ def _columns(found: Any, shown: str, group: str | None) -> dict[str, np.ndarray]
             return {name: np.concatenate([_plain(part) for part in parts]) for name, parts in arrays.items()}
         except ValueError as error:
             raise DataError(f"{shown}: its parts do not fit together ({error})") from None
-    if isinstance(found, dict) and found and all(isinstance(array, np.ndarray) and array.ndim
-                                                 for array in found.values()):
+    if (
+        isinstance(found, dict)
+        and found
+        and all(isinstance(array, np.ndarray) and array.ndim for array in found.values())
+    ):
         if len({len(array) for array in found.values()}) == 1:
             return {str(name): _plain(array) for name, array in found.items()}
-    raise DataError(f"{shown}: a pickle of {type(found).__name__}, but (data, labels) pairs or a dict of arrays of one "
-                    "length is wanted")
+    raise DataError(
+        f"{shown}: a pickle of {type(found).__name__}, but (data, labels) pairs or a dict of arrays of one "
+        "length is wanted"
+    )
 
 
 def _is_pair(pair: Any) -> bool:
-    return (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(a, np.ndarray) and a.ndim for a in pair)
-            and len(pair[0]) == len(pair[1]))
+    return (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(a, np.ndarray) and a.ndim for a in pair)
+        and len(pair[0]) == len(pair[1])
+    )
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

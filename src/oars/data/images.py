@@ -36,12 +36,14 @@ class ImageReader(Reader):
             labels += [number] * len(found)
         loose = [e.name for e in os.scandir(path) if classes and e.name.lower().endswith(ENDINGS) and e.is_file()]
         if loose:
-            raise DataError(f"{path}: images ({sorted(loose)[0]}) beside folders of images ({classes[0]}): which class?")
+            raise DataError(
+                f"{path}: images ({sorted(loose)[0]}) beside folders of images ({classes[0]}): which class?"
+            )
         if not self._files:
             raise DataError(f"{path}: no images in it")
         self._labels = np.array(labels, np.int64)
         self.rows = len(self._files)
-        self.fields = {"image": Field(np.dtype(object), None)}
+        self.fields = {"image": Field(np.dtype(object), None, encoded=True)}
         if classes:
             self.fields["label"] = Field(np.dtype(np.int64))
             self.label, self.classes = "label", classes
@@ -78,5 +80,9 @@ class ImageReader(Reader):
 
 
 def _images(path: str) -> list[str]:
-    return [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names
-            if name.lower().endswith(ENDINGS) and not name.startswith(".")]
+    return [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(path)
+        for name in names
+        if name.lower().endswith(ENDINGS) and not name.startswith(".")
+    ]

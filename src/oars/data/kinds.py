@@ -57,8 +57,16 @@ def _inside(path: str, head: bytes, how: str) -> tuple[str, str]:
 
 
 def _told(path: str, head: bytes, size: int | None) -> str:
-    for magic, kind in ((b"CDF\x01", "netcdf"), (b"CDF\x02", "netcdf"), (b"CDF\x05", "netcdf"), (b"\x93NUMPY", "npy"),
-                        (b"PK\x03\x04", "npz"), (b"PK\x05\x06", "npz"), (b"PAR1", "parquet"), (b"ARROW1", "arrow")):
+    for magic, kind in (
+        (b"CDF\x01", "netcdf"),
+        (b"CDF\x02", "netcdf"),
+        (b"CDF\x05", "netcdf"),
+        (b"\x93NUMPY", "npy"),
+        (b"PK\x03\x04", "npz"),
+        (b"PK\x05\x06", "npz"),
+        (b"PAR1", "parquet"),
+        (b"ARROW1", "arrow"),
+    ):
         if head.startswith(magic):
             return kind
     if head[257:262] == b"ustar":
@@ -71,7 +79,13 @@ def _told(path: str, head: bytes, size: int | None) -> str:
         return "pickle"
     if is_image(head):
         raise DataError(f"{path}: a single image; open its folder")
-    if path.lower().removesuffix(".gz").removesuffix(".bz2").removesuffix(".zst").endswith((".csv", ".tsv", ".tab", ".txt")):
+    if (
+        path.lower()
+        .removesuffix(".gz")
+        .removesuffix(".bz2")
+        .removesuffix(".zst")
+        .endswith((".csv", ".tsv", ".tab", ".txt"))
+    ):
         return "csv"
     if b"\0" not in head:
         return "csv"
@@ -115,8 +129,10 @@ def reader_of(path: str, columns: list[str] | None, given: dict[str, Any]) -> Re
         kind, how = kind_of(path)
     for option in given:
         if option not in OPTIONS[kind]:
-            raise ValueError(f"{option}= means nothing for {path}, which is {kind}"
-                             + (f"; its options: {', '.join(OPTIONS[kind])}" if OPTIONS[kind] else ""))
+            raise ValueError(
+                f"{option}= means nothing for {path}, which is {kind}"
+                + (f"; its options: {', '.join(OPTIONS[kind])}" if OPTIONS[kind] else "")
+            )
     plain = unpack.unpacked(path, how) if how else path
     return _READERS[kind](plain, path, columns, given)
 
@@ -192,17 +208,29 @@ def _images(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reade
 
 
 def _packed(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.samples import ShardReader
+    from oars.data.samples import open_shards
 
-    return ShardReader(path)
+    return open_shards(path)
 
 
 def _tfrecord(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.samples import TfrecordReader
+    from oars.data.samples import open_tfrecord
 
-    return TfrecordReader(path)
+    return open_tfrecord(path)
 
 
-_READERS = {"csv": _csv, "hdf5": _hdf5, "netcdf": _netcdf, "npy": _npy, "npz": _npz, "parquet": _parquet,
-            "arrow": _arrow, "idx": _idx, "pickle": _pickle, "images": _images, "shards": _packed, "tar": _packed,
-            "tfrecord": _tfrecord}
+_READERS = {
+    "csv": _csv,
+    "hdf5": _hdf5,
+    "netcdf": _netcdf,
+    "npy": _npy,
+    "npz": _npz,
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "idx": _idx,
+    "pickle": _pickle,
+    "images": _images,
+    "shards": _packed,
+    "tar": _packed,
+    "tfrecord": _tfrecord,
+}

@@ -1,8 +1,8 @@
 """NetCDF files: classic, 64-bit offset and CDF-5 by our own reading of the header; NetCDF-4 is HDF5 with conventions.
 
-Rows are the entries along one dimension: the record (unlimited) dimension, else the one that most variables begin with,
-else ``along=``. Columns are the variables that begin with it. Packed numbers are unpacked (``scale_factor``,
-``add_offset``, ``_Unsigned``), missing ones (``_FillValue``, ``missing_value``, and the default fill of floats) are NaN.
+Rows are the entries along one dimension: ``along=``, or the record (unlimited) dimension, or the one that most
+variables begin with. Columns are the variables that begin with it. Packed numbers are unpacked (``scale_factor``,
+``add_offset``, ``_Unsigned``), missing ones (``_FillValue``, ``missing_value``, the default fill of floats) are NaN.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class Header:
 
     def _bytes(self, size: int) -> bytes:
         if size < 0 or self.at + size > self.file.size:
-            raise DataError(f"{self.file.path}, byte {self.at}: the header wants {size} bytes here, but the file ends at "
-                            f"{self.file.size}")
+            raise DataError(
+                f"{self.file.path}, byte {self.at}: the header wants {size} bytes here, but the file ends at "
+                f"{self.file.size}"
+            )
         if self.at + size > self._from + len(self._held):
             self._from = self.at
             self._held = self.file.read(self.at, min(max(size, 1 << 16), self.file.size - self.at))
@@ -101,9 +103,15 @@ class Header:
         dtype = self._dtype()
         self._bytes(self._count)  # its size, which follows from its shape
         offset = struct.unpack(">q" if self._offset == 8 else ">i", self._bytes(self._offset))[0]
-        return {"name": name, "dims": [self.dims[n][0] for n in numbers], "shape": [self.dims[n][1] for n in numbers],
-                "record": bool(numbers) and self.dims[numbers[0]][1] == 0, "dtype": dtype, "offset": offset,
-                "attributes": attributes}
+        return {
+            "name": name,
+            "dims": [self.dims[n][0] for n in numbers],
+            "shape": [self.dims[n][1] for n in numbers],
+            "record": bool(numbers) and self.dims[numbers[0]][1] == 0,
+            "dtype": dtype,
+            "offset": offset,
+            "attributes": attributes,
+        }
 
 
 class Meaning:
@@ -114,8 +122,10 @@ class Meaning:
         if str(attributes.get("_Unsigned", "")).lower() == "true" and dtype.kind == "i":
             self.stored = np.dtype(f"u{dtype.itemsize}")
         given = {name: value for name, value in attributes.items() if isinstance(value, list)}
-        self.scale, self.add = (np.dtype(given[name][0]).type(given[name][1]) if name in given else None
-                                for name in ("scale_factor", "add_offset"))
+        self.scale, self.add = (
+            np.dtype(given[name][0]).type(given[name][1]) if name in given else None
+            for name in ("scale_factor", "add_offset")
+        )
         fills = [given[name][1] for name in ("_FillValue", "missing_value") if name in given]
         if self.stored.kind == "f" and "_FillValue" not in given:
             fills.append(_DEFAULT_FILL)
@@ -168,8 +178,13 @@ class ClassicReader(Reader):
         header = Header(self._file)
         sizes = [self._size(v) for v in header.variables.values() if v["record"]]
         self._record = sizes[0] if len(sizes) == 1 else sum(size + -size % 4 for size in sizes)
-        along, names = choose(path, {n: v["dims"] for n, v in header.variables.items()}, columns, along,
-                              next((name for name, size in header.dims if size == 0), None))
+        along, names = choose(
+            path,
+            {n: v["dims"] for n, v in header.variables.items()},
+            columns,
+            along,
+            next((name for name, size in header.dims if size == 0), None),
+        )
         chosen = [header.variables[name] for name in names]
         self.rows = dict(header.dims)[along]
         if chosen[0]["record"]:
@@ -180,11 +195,14 @@ class ClassicReader(Reader):
             if dtype.kind == "S":  # characters of one text
                 dtype, shape = np.dtype(f"S{shape[-1] if shape else 1}"), shape[:-1]
                 self._text.add(v["name"])
-            self._flat[v["name"]] = Flat(self._file, v["offset"], dtype, shape, self.rows,
-                                         self._record if v["record"] else None, v["name"])
+            self._flat[v["name"]] = Flat(
+                self._file, v["offset"], dtype, shape, self.rows, self._record if v["record"] else None, v["name"]
+            )
             self._meaning[v["name"]] = Meaning(dtype, v["attributes"])
-        self.fields = {name: Field(np.dtype(object) if name in self._text else self._meaning[name].dtype, flat.shape)
-                       for name, flat in self._flat.items()}
+        self.fields = {
+            name: Field(np.dtype(object) if name in self._text else self._meaning[name].dtype, flat.shape)
+            for name, flat in self._flat.items()
+        }
 
     def _size(self, variable: dict[str, Any]) -> int:
         size = variable["dtype"].itemsize
@@ -207,17 +225,26 @@ class ClassicReader(Reader):
     def _together(self, start: int, stop: int, names: Sequence[str]) -> Block | None:
         """The columns from one reading of the records, if that is the fewer reads and not many more bytes."""
         flats = [self._flat[name] for name in names]
-        if stop <= start or any(f.stride != self._record for f in flats) or len(flats) < 2 or (
-                4 * sum(f.row_bytes for f in flats) < 3 * self._record):
+        if (
+            stop <= start
+            or any(f.stride != self._record for f in flats)
+            or len(flats) < 2
+            or (4 * sum(f.row_bytes for f in flats) < 3 * self._record)
+        ):
             return None
         low = min(f.offset for f in flats) + start * self._record
         high = max(f.offset + f.row_bytes for f in flats) + (stop - 1) * self._record
         raw = np.empty(high - low, np.uint8)
-        self._file.read_into(memoryview(raw), low)
+        self._file.read_into(raw.data, low)
         block = {}
         for name, flat in zip(names, flats, strict=True):
-            rows = np.ndarray((stop - start, flat.row_bytes), np.uint8, raw, flat.offset + start * self._record - low,
-                              (self._record, 1))
+            rows = np.ndarray(
+                (stop - start, flat.row_bytes),
+                np.uint8,
+                raw,
+                flat.offset + start * self._record - low,
+                (self._record, 1),
+            )
             block[name] = flat.native(np.ascontiguousarray(rows).reshape(-1).view(flat.dtype).reshape(-1, *flat.shape))
         return block
 
@@ -233,8 +260,10 @@ class Netcdf4Reader(Reader):
         for name, one in self._sets.items():
             meaning = self._meaning[name]
             chars = one.dtype.kind == "S"
-            self.fields[name] = Field(np.dtype(object) if meaning is None or chars else meaning.dtype,
-                                      one.shape[:-1] if chars and one.dtype.itemsize == 1 and one.shape else one.shape)
+            self.fields[name] = Field(
+                np.dtype(object) if meaning is None or chars else meaning.dtype,
+                one.shape[:-1] if chars and one.dtype.itemsize == 1 and one.shape else one.shape,
+            )
 
     def span(self, start: int, stop: int, names: Sequence[str]) -> Block:
         block = {}
@@ -262,8 +291,13 @@ def texts(values: np.ndarray, path: str) -> np.ndarray:
     return out.reshape(values.shape)
 
 
-def choose(path: str, dims: dict[str, Sequence[str | None]], columns: Sequence[str] | None, along: str | None,
-           record: str | None) -> tuple[str, list[str]]:
+def choose(
+    path: str,
+    dims: dict[str, Sequence[str | None]],
+    columns: Sequence[str] | None,
+    along: str | None,
+    record: str | None,
+) -> tuple[str, list[str]]:
     """The dimension whose entries are rows, and the variables along it."""
     for name in columns or ():
         if name not in dims:
@@ -276,20 +310,29 @@ def choose(path: str, dims: dict[str, Sequence[str | None]], columns: Sequence[s
     names = [name for name in (columns if columns is not None else dims) if dims[name] and dims[name][0] == along]
     others = [name for name in columns or () if name not in names]
     if others or not names:
-        raise DataError(f"{path}: {', '.join(others) or 'no variable'} {'is not' if others else 'is'} along dimension "
-                        f"{along}; dimensions: {', '.join(sorted({str(d) for ds in dims.values() for d in ds}))}")
+        raise DataError(
+            f"{path}: {', '.join(others) or 'no variable'} {'is not' if others else 'is'} along dimension "
+            f"{along}; dimensions: {', '.join(sorted({str(d) for ds in dims.values() for d in ds}))}"
+        )
     return str(along), names
 
 
-def open_netcdf4(path: str, told: dict[str, dict[str, Any]], columns: Sequence[str] | None = None,
-                 along: str | None = None, group: str | None = None) -> Reader:
+def open_netcdf4(
+    path: str,
+    told: dict[str, dict[str, Any]],
+    columns: Sequence[str] | None = None,
+    along: str | None = None,
+    group: str | None = None,
+) -> Reader:
     """The variables of a NetCDF-4 file along one dimension."""
-    told = {name: one for name, one in told.items()
-            if not str(one["attributes"].get("NAME", "")).startswith("This is a netCDF dimension but not")}
+    told = {
+        name: one
+        for name, one in told.items()
+        if not str(one["attributes"].get("NAME", "")).startswith("This is a netCDF dimension but not")
+    }
     inside = hdf5.choose(path, told, columns, group)
     prefix = f"{group.strip('/')}/" if group else ""
     record = next((one["dims"][0] for one in told.values() if one["unlimited"] and one["dims"]), None)
     _, names = choose(path, {name: told[prefix + name]["dims"] for name in inside}, columns, along, record)
     file = File(path)
     return Netcdf4Reader(path, [hdf5.Set(told[prefix + name], file) for name in names], names)
-

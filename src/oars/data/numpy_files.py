@@ -30,8 +30,11 @@ def open_npz(path: str, *, columns: Sequence[str] | None = None) -> Reader:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            names = list(columns) if columns is not None else [n for n, info in members.items()
-                                                               if info.filename.endswith(".npy")]
+            names = (
+                list(columns)
+                if columns is not None
+                else [n for n, info in members.items() if info.filename.endswith(".npy")]
+            )
             missing = [name for name in names if name not in members]
             if missing or not names:
                 raise DataError(f"{path}: no array {', '.join(missing)} in it; there is {', '.join(members) or 'none'}")
@@ -51,11 +54,15 @@ def _member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: st
     if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
         file = File(path)
         local = file.read(info.header_offset, 30)
-        offset = info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+        offset = (
+            info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+        )
         return _array(file, offset, offset + info.file_size, path, name)
     if info.file_size > max(ALWAYS, MOST_TIMES * max(1, info.compress_size)):
-        raise DataError(f"{path}: {name} grows from {info.compress_size} to {info.file_size} bytes, as a decompression "
-                        "bomb would; if it is none, save it with numpy.savez")
+        raise DataError(
+            f"{path}: {name} grows from {info.compress_size} to {info.file_size} bytes, as a decompression "
+            "bomb would; if it is none, save it with numpy.savez"
+        )
 
     def unpack(target: Path) -> None:
         with archive.open(info) as stream:  # compares the checksum at its end
@@ -74,13 +81,24 @@ def _array(file: File, offset: int, end: int | None, path: str, name: str) -> tu
         if version not in _HEADERS:  # 3: field names that are not ASCII
             raise ValueError(f"version {version[0]} is not read")
         shape, fortran, dtype = _HEADERS[version](head)
-    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, OverflowError) as error:
+    except (
+        ValueError,
+        EOFError,
+        SyntaxError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
         raise DataError(f"{what}, byte {offset}: no header of a NumPy array ({str(error).splitlines()[0]})") from None
     if dtype.hasobject:
-        raise DataError(f"{what}: an array of Python objects, which only a pickle can hold; save it as numbers or texts")
+        raise DataError(
+            f"{what}: an array of Python objects, which only a pickle can hold; save it as numbers or texts"
+        )
     if not shape:
         raise DataError(f"{what}: a single value, not rows")
-    if fortran and len(shape) > 1 and math.prod(shape):
+    if fortran and len(shape) > 1 and math.prod(map(int, shape)):
         return _turned(file, offset, dtype, shape, path, name)
     flat = Flat(file, offset + head.tell(), dtype, tuple(shape[1:]), shape[0], name=name)
     if end is not None and flat.offset + flat.row_bytes * shape[0] > end:

@@ -15,15 +15,16 @@ from oars.data import cache
 from oars.data.bad import Bad, check_policy, settle
 from oars.data.dataset import Columns, Data
 from oars.data.errors import DataError
-from oars.data.kinds import joined, reader_of
+from oars.data.kinds import joined
 from oars.data.reader import Reader
 from oars.data.transforms import decode
 
 _BLOCK = 256
 
 
-def open_data(path: Any, columns: Sequence[str] | None, label: Any, dtype: Any, on_bad: str,
-              given: dict[str, Any]) -> Data:
+def open_data(
+    path: Any, columns: Sequence[str] | None, label: Any, dtype: Any, on_bad: str, given: dict[str, Any]
+) -> Data:
     """What ``oars.data.open`` does."""
     check_policy(on_bad)
     given = {name: value for name, value in given.items() if value is not None}
@@ -63,8 +64,14 @@ def _files(path: Any) -> tuple[str, list[str]]:
     return named, [named]
 
 
-def _data(reader: Reader, wanted: Sequence[Any] | None, labels: Sequence[Any], dtype: Any, rows: range | np.ndarray,
-          bad: Sequence[Bad]) -> Data:
+def _data(
+    reader: Reader,
+    wanted: Sequence[Any] | None,
+    labels: Sequence[Any],
+    dtype: Any,
+    rows: range | np.ndarray,
+    bad: Sequence[Bad],
+) -> Data:
     known = list(reader.fields)
 
     def name_of(key: Any) -> str:
@@ -77,16 +84,25 @@ def _data(reader: Reader, wanted: Sequence[Any] | None, labels: Sequence[Any], d
         return key
 
     label_names = [name_of(key) for key in labels]
-    names = [name for name in (map(name_of, wanted) if wanted is not None else known) if name not in label_names]
+    names = [
+        name
+        for name in (map(name_of, wanted) if wanted is not None else reader.usual or known)
+        if name not in label_names
+    ]
     if not names:
-        raise ValueError(f"{reader.path}: nothing is left besides the label {', '.join(label_names)}" if label_names
-                         else f"{reader.path} has no columns")
+        raise ValueError(
+            f"{reader.path}: nothing is left besides the label {', '.join(label_names)}"
+            if label_names
+            else f"{reader.path} has no columns"
+        )
     classes: list[Any] | None = reader.classes if label_names == [reader.label] else None
     coded = None
     if len(label_names) == 1 and reader.fields[label_names[0]].dtype == object:
         coded = classes = reader.distinct(label_names[0]).tolist()
     label = Columns(reader, label_names, None, coded) if label_names else None
-    return Data(reader, Columns(reader, names, None if dtype is None else np.dtype(dtype), None), label, classes, rows, bad)
+    return Data(
+        reader, Columns(reader, names, None if dtype is None else np.dtype(dtype), None), label, classes, rows, bad
+    )
 
 
 def _checked(reader: Reader) -> list[tuple[int, Bad]]:
@@ -96,7 +112,7 @@ def _checked(reader: Reader) -> list[tuple[int, Bad]]:
 
 
 def _check(reader: Reader, target: Path) -> None:
-    encoded = [name for name, field in reader.fields.items() if field.dtype == object and field.shape is None]
+    encoded = [name for name, field in reader.fields.items() if field.encoded]
     found: list[tuple[int, Bad]] = []
 
     def go(start: int, stop: int) -> None:
@@ -113,7 +129,7 @@ def _check(reader: Reader, target: Path) -> None:
         for row in range(start, stop) if encoded else ():
             try:
                 for name in encoded:
-                    decode(block[name][row - start], "")
+                    decode(block[name][row - start])
             except DataError as error:
                 found.append((row, _bad(reader, row, str(error))))
 

@@ -28,6 +28,7 @@ class Field(NamedTuple):
 
     dtype: np.dtype
     shape: tuple[int, ...] | None = ()
+    encoded: bool = False  # an image's bytes
 
 
 class File:
@@ -69,8 +70,9 @@ class File:
             while done < len(buffer):
                 got = os.preadv(fd, [buffer[done:]], offset + done)
                 if got == 0:
-                    raise DataError(f"{self.path}, byte {offset + done}: the file ends here, {len(buffer) - done} bytes "
-                                  "too early")
+                    raise DataError(
+                        f"{self.path}, byte {offset + done}: the file ends here, {len(buffer) - done} bytes too early"
+                    )
                 done += got
         finally:
             if fd != self._fd:
@@ -91,6 +93,7 @@ class Reader:
     path: str
     fields: dict[str, Field]
     rows: int
+    usual: Sequence[str] = ()  # the columns used unless the user says otherwise; empty: all
     label: str | None = None  # the column that is the label unless the user says otherwise
     classes: list[str] | None = None  # what the label's numbers stand for
     bad: Sequence[Bad] = ()  # rows found bad while opening; they have no number
@@ -121,8 +124,9 @@ class Reader:
 
     def distinct(self, name: str) -> np.ndarray:
         """All values of a column, sorted, each once."""
-        seen: list[np.ndarray] = [np.unique(self.span(i, min(i + 65536, self.rows), [name])[name])
-                                  for i in range(0, self.rows, 65536)]
+        seen: list[np.ndarray] = [
+            np.unique(self.span(i, min(i + 65536, self.rows), [name])[name]) for i in range(0, self.rows, 65536)
+        ]
         return np.unique(np.concatenate(seen)) if seen else self.span(0, 0, [name])[name]
 
     def place(self, row: int) -> tuple[str, int]:
@@ -144,8 +148,16 @@ def runs(rows: np.ndarray, near: int = 1) -> Iterator[tuple[int, int]]:
 class Flat:
     """Rows of one type that lie ``stride`` bytes apart; ``dtype`` may have the file's byte order, rows come native."""
 
-    def __init__(self, file: File, offset: int, dtype: np.dtype, shape: tuple[int, ...], rows: int,
-                 stride: int | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        file: File,
+        offset: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        rows: int,
+        stride: int | None = None,
+        name: str = "",
+    ) -> None:
         self.file, self.offset, self.dtype, self.shape = file, offset, dtype, shape
         self.row_bytes = dtype.itemsize
         for size in shape:  # in Python's integers: a header may say anything
@@ -154,8 +166,10 @@ class Flat:
         end = offset + (rows - 1) * self.stride + self.row_bytes if rows else offset
         if min(offset, rows, self.stride, *shape, 0) < 0 or end > file.size:
             what = f"{name}: " if name else ""
-            raise DataError(f"{file.path}: {what}{rows} rows of {self.row_bytes} bytes from byte {offset} on should end at "
-                          f"byte {end}, but the file ends at {file.size}")
+            raise DataError(
+                f"{file.path}: {what}{rows} rows of {self.row_bytes} bytes from byte {offset} on should end at "
+                f"byte {end}, but the file ends at {file.size}"
+            )
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows ``start`` to ``stop``, as an array of its own."""
@@ -165,11 +179,11 @@ class Flat:
         at = self.offset + start * self.stride
         if self.stride == self.row_bytes:
             raw = np.empty(rows * self.row_bytes, np.uint8)
-            self.file.read_into(memoryview(raw), at)
+            self.file.read_into(raw.data, at)
         else:
             raw = np.empty((rows, self.row_bytes), np.uint8)
             for row in range(rows):
-                self.file.read_into(memoryview(raw[row]), at + row * self.stride)
+                self.file.read_into(raw[row].data, at + row * self.stride)
         return self.native(raw.reshape(-1).view(self.dtype).reshape(rows, *self.shape))
 
     def native(self, values: np.ndarray) -> np.ndarray:
@@ -196,7 +210,7 @@ class Joined(Reader):
         self.starts = np.concatenate([[0], np.cumsum([len(reader) for reader in readers], dtype=np.int64)])
         self.rows = int(self.starts[-1])
         self.fields = dict(readers[0].fields)
-        self.label, self.classes = readers[0].label, readers[0].classes
+        self.label, self.classes, self.usual = readers[0].label, readers[0].classes, readers[0].usual
         self.bad = [bad for reader in readers for bad in reader.bad]
         for reader in readers[1:]:
             self._agree(reader)
@@ -206,13 +220,17 @@ class Joined(Reader):
         if other.classes != self.classes:
             raise DataError(f"{other.path}: its classes are not {first}'s; open them apart")
         if list(other.fields) != list(self.fields):
-            raise DataError(f"{other.path}: its columns {', '.join(other.fields)} are not {first}'s "
-                          f"{', '.join(self.fields)}; open them apart, or choose columns=[...]")
+            raise DataError(
+                f"{other.path}: its columns {', '.join(other.fields)} are not {first}'s "
+                f"{', '.join(self.fields)}; open them apart, or choose columns=[...]"
+            )
         for name, field in other.fields.items():
             mine = self.fields[name]
             if field.shape != mine.shape or (field.dtype.kind in "USO") != (mine.dtype.kind in "USO"):
-                raise DataError(f"{other.path}: column {name} has rows of {field.dtype} {field.shape}, in {first} of "
-                              f"{mine.dtype} {mine.shape}")
+                raise DataError(
+                    f"{other.path}: column {name} has rows of {field.dtype} {field.shape}, in {first} of "
+                    f"{mine.dtype} {mine.shape}"
+                )
             self.fields[name] = Field(np.promote_types(field.dtype, mine.dtype), mine.shape)
 
     def _part(self, row: int) -> int:

@@ -58,7 +58,9 @@ def unpacked(path: str, how: str) -> str:
     """The path of the unpacked copy in the cache."""
     with open(path, "rb") as file:
         limit = max(ALWAYS, MOST_TIMES * file.seek(0, 2))
-    return str(cache.entry(path, "unpacked", lambda target: guarded(path, how, lambda s: bounded(s, target, limit, path))))
+    return str(
+        cache.entry(path, "unpacked", lambda target: guarded(path, how, lambda s: bounded(s, target, limit, path)))
+    )
 
 
 def bounded(stream: Any, target: Path, limit: int, path: str) -> None:
@@ -68,8 +70,12 @@ def bounded(stream: Any, target: Path, limit: int, path: str) -> None:
         while piece := stream.read(_PIECE):
             done += len(piece)
             if done > limit:
-                raise DataError(f"{path}: grows to more than {limit} bytes, as a decompression bomb would; if it is none, "
-                              "unpack it yourself")
+                raise DataError(
+                    f"{path}: grows to more than {limit} bytes, as a decompression bomb would; if it is none, "
+                    "unpack it yourself"
+                )
             if shutil.disk_usage(target.parent).free < len(piece) + (64 << 20):
-                raise DataError(f"{path}: no room in {target.parent} to unpack it; set OARS_CACHE to a folder with room")
+                raise DataError(
+                    f"{path}: no room in {target.parent} to unpack it; set OARS_CACHE to a folder with room"
+                )
             out.write(piece)
