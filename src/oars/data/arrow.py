@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from oars.data.bad import one_line
 from oars.data.errors import DataError
 from oars.data.guard import ask
 from oars.data.needs import need
@@ -85,7 +86,7 @@ class ArrowReader(Reader):
                 table = pa.Table.from_batches([batch]).select(list(names))
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise DataError(f"{what}: {str(error).splitlines()[0]}") from None
+            raise DataError(f"{what}: {one_line(error)}") from None
         if len(table) != self.starts[number + 1] - self.starts[number]:
             raise DataError(f"{what}: {len(table)} rows there: damaged")
         return {name: _values(table[name], self.fields[name], f"{what}: {name}") for name in names}

@@ -27,6 +27,11 @@ class Bad(NamedTuple):
         return f"{self.file}{', ' if place else ''}{', '.join(place)}: {self.reason}"
 
 
+def one_line(error: Exception) -> str:
+    """What an error of somebody else's says, short."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def check_policy(on_bad: str) -> None:
     """``on_bad`` is one of the three."""
     if on_bad not in POLICIES:

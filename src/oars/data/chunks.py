@@ -29,12 +29,19 @@ class Chunked:
             raise DataError(f"{file.path}: {name}: chunks of {self.chunk} are not possible")
         self._fill = bytes.fromhex(told["fill"])
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(shape, self.chunk, strict=True))
-        table = np.array(told["chunks"], np.int64).reshape(-1, len(shape) + 3)
-        where = table[:, : len(shape)] // np.array(self.chunk)
+        try:
+            table = np.array(told["chunks"], np.int64).reshape(-1, len(shape) + 3)
+        except OverflowError:
+            raise DataError(f"{file.path}: {name}: a chunk that cannot be in any file: damaged") from None
+        where, astray = np.divmod(table[:, : len(shape)], np.array(self.chunk))
+        if astray.any() or (where < 0).any() or (where >= np.array(self._grid)).any():
+            raise DataError(f"{file.path}: {name}: a chunk that lies outside of the data set: damaged")
         keys = np.zeros(len(table), np.int64)
         for axis, size in enumerate(self._grid):
             keys = keys * size + where[:, axis]
         order = np.argsort(keys, kind="stable")
+        if len(np.unique(keys)) < len(keys):
+            raise DataError(f"{file.path}: {name}: two chunks for the same rows: damaged")
         self._keys, self._places = keys[order], table[order, len(shape) :]
         self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
 

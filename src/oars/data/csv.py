@@ -38,6 +38,8 @@ class CsvReader(Reader):
         self.path = shown or path  # what the user called it, if it was unpacked
         self._file = File(path)
         self._style = style_of(self._file, delimiter, header, types or {})
+        if not self._style.names:
+            raise DataError(f"{self.path}: no rows in it, not even a header")
         self._kept: Path | None = None
         self._loaded: Index | None = None
         about = self._index().about

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from oars.data.bad import one_line
 from oars.data.errors import DataError
 
 _SECONDS = 120.0
@@ -84,8 +85,7 @@ def _answer(path: str, look: Callable[[str], Any], put: int) -> None:
         except DataError as error:
             told = {"error": str(error)}
         except Exception as error:
-            text = str(error).splitlines()
-            told = {"error": f"{path}: damaged ({text[0] if text else type(error).__name__})"}
+            told = {"error": f"{path}: damaged ({one_line(error)})"}
         data = json.dumps(told).encode() + b"\n"
         while data:
             data = data[os.write(put, data) :]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from oars.data.bad import one_line
 from oars.data.chunks import Chunked
 from oars.data.errors import DataError
 from oars.data.guard import ask
@@ -192,7 +193,7 @@ class Library:
             values = self._dataset()[start:stop]
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
-                f"{self.path}: {self.name}, rows {start} to {stop - 1}: {str(error).splitlines()[0]}"
+                f"{self.path}: {self.name}, rows {start} to {stop - 1}: {one_line(error)}"
             ) from None
         if self.text:
             return _texts(values, f"{self.path}: {self.name}", start)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from oars.data.bad import one_line
 from oars.data.errors import DataError
 from oars.data.reader import Block, Field, File, Flat, FlatReader, Reader
 
@@ -56,28 +57,40 @@ class _Arrays(pickle.Unpickler):
         ("numpy", "ndarray"),
         ("numpy", "dtype"),
         ("_codecs", "encode"),
+        ("__builtin__", "bytes"),
+        ("builtins", "bytes"),
     }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._known:
             raise pickle.UnpicklingError(f"it wants {module}.{name}, and only arrays are read")
         if name == "ndarray":
-            return np.ndarray
+            return _Array
         if name == "dtype":
-            return _dtype
+            return _Type
         if name == "encode":
             return _encode
+        if name == "bytes":  # how old protocols write empty ones
+            return lambda: b""
         return _reconstruct if name == "_reconstruct" else _scalar
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to something outside")
 
 
-def _dtype(text: Any, *rest: Any) -> np.dtype:
-    dtype = np.dtype(text.decode("latin-1") if isinstance(text, bytes) else str(text))
-    if dtype.hasobject or dtype.itemsize > 1 << 20:
-        raise pickle.UnpicklingError(f"an array of {dtype}")
-    return dtype
+class _Type:
+    """A number's type: NumPy would let a pickle change its own; this takes the byte order and nothing else."""
+
+    def __init__(self, text: Any, *rest: Any) -> None:
+        self.dtype = np.dtype(text.decode("latin-1") if isinstance(text, bytes) else str(text))
+        if self.dtype.kind not in "biufSU" or self.dtype.itemsize > 1 << 20:
+            raise pickle.UnpicklingError(f"an array of {self.dtype}")
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1].decode("latin-1") if isinstance(state[1], bytes) else state[1]
+        if order not in ("<", ">", "|", "="):
+            raise pickle.UnpicklingError(f"a byte order {order!r}")
+        self.dtype = self.dtype.newbyteorder(order)
 
 
 def _encode(text: str, how: str = "latin1") -> bytes:
@@ -86,33 +99,36 @@ def _encode(text: str, how: str = "latin1") -> bytes:
     return text.encode("latin-1")
 
 
-class _Array(np.ndarray):
-    """An empty array that takes its contents only if they are its size and no objects."""
+class _Array:
+    """An array in the making: it takes its contents only if they are its size and no objects."""
+
+    held = np.empty(0)
 
     def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, fortran, raw = state
+        _, shape, kind, fortran, raw = state
         if isinstance(raw, str):
             raw = raw.encode("latin-1")
         shape = tuple(int(size) for size in shape)
         if (
-            not isinstance(dtype, np.dtype)
-            or dtype.hasobject
+            not isinstance(kind, _Type)
             or not isinstance(raw, bytes)
-            or (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(raw))
+            or min(shape, default=0) < 0
+            or (math.prod(shape) * kind.dtype.itemsize != len(raw))
         ):
             raise pickle.UnpicklingError("an array whose contents do not fit its shape")
-        super().__setstate__((1, shape, dtype, np.bool_(bool(fortran)), raw))
+        order = "F" if fortran else "C"
+        self.held = np.frombuffer(raw, kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
 
 
-def _reconstruct(kind: Any, shape: Any, code: Any) -> np.ndarray:
-    return np.ndarray.__new__(_Array, (0,), "u1")
+def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
+    return _Array()
 
 
-def _scalar(dtype: np.dtype, raw: Any) -> Any:
+def _scalar(kind: _Type, raw: Any) -> Any:
     raw = raw.encode("latin-1") if isinstance(raw, str) else raw
-    if dtype.hasobject or len(raw) != dtype.itemsize:
+    if not isinstance(kind, _Type) or len(raw) != kind.dtype.itemsize:
         raise pickle.UnpicklingError("a number that does not fit its type")
-    return np.frombuffer(raw, dtype)[0]
+    return np.frombuffer(raw, kind.dtype)[0]
 
 
 class Pickled(Reader):
@@ -141,7 +157,7 @@ def open_pickle(path: str, shown: str, *, group: str | None = None) -> Reader:
         raise DataError(f"{shown}: damaged (it asks for more memory than there is)") from None
     except Exception as error:  # damage may raise anything
         raise DataError(
-            f"{shown}: not a pickle of arrays ({str(error).splitlines()[0] if str(error) else error!r})"
+            f"{shown}: not a pickle of arrays ({one_line(error)})"
         ) from None
     return Pickled(shown, _columns(found, shown, group))
 
@@ -160,9 +176,9 @@ def _columns(found: Any, shown: str, group: str | None) -> dict[str, np.ndarray]
     if (
         isinstance(found, dict)
         and found
-        and all(isinstance(array, np.ndarray) and array.ndim for array in found.values())
+        and all(isinstance(array, _Array) and array.held.ndim for array in found.values())
     ):
-        if len({len(array) for array in found.values()}) == 1:
+        if len({len(array.held) for array in found.values()}) == 1:
             return {str(name): _plain(array) for name, array in found.items()}
     raise DataError(
         f"{shown}: a pickle of {type(found).__name__}, but (data, labels) pairs or a dict of arrays of one "
@@ -174,11 +190,10 @@ def _is_pair(pair: Any) -> bool:
     return (
         isinstance(pair, (tuple, list))
         and len(pair) == 2
-        and all(isinstance(a, np.ndarray) and a.ndim for a in pair)
-        and len(pair[0]) == len(pair[1])
+        and all(isinstance(a, _Array) and a.held.ndim for a in pair)
+        and len(pair[0].held) == len(pair[1].held)
     )
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    array = np.asarray(array).view(np.ndarray)
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+def _plain(array: _Array) -> np.ndarray:
+    return np.ascontiguousarray(array.held, array.held.dtype.newbyteorder("="))

@@ -7,6 +7,7 @@ variables begin with. Columns are the variables that begin with it. Packed numbe
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -61,7 +62,11 @@ class Header:
         return found
 
     def _name(self) -> str:
-        return self._padded(self._number(self._count)).decode("utf-8", "replace")
+        at = self.at
+        try:
+            return self._padded(self._number(self._count)).decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{self.file.path}, byte {at}: a name that is not UTF-8: damaged") from None
 
     def _list(self, tag: int, what: str, one: Any) -> list[Any]:
         at = self.at
@@ -101,7 +106,9 @@ class Header:
             raise DataError(f"{self.file.path}, byte {at}: variable {name} has a dimension that is not there: damaged")
         attributes = dict(self._list(12, "attributes", self._attribute))
         dtype = self._dtype()
-        self._bytes(self._count)  # its size, which follows from its shape
+        stated = self._number(self._count, signed=False)
+        if stated not in self._sizes(dtype, [self.dims[n][1] for n in numbers]):
+            raise DataError(f"{self.file.path}, byte {at}: variable {name} is stated to have {stated} bytes: damaged")
         offset = struct.unpack(">q" if self._offset == 8 else ">i", self._bytes(self._offset))[0]
         return {
             "name": name,
@@ -112,6 +119,12 @@ class Header:
             "offset": offset,
             "attributes": attributes,
         }
+
+    def _sizes(self, dtype: np.dtype, shape: list[int]) -> set[int]:
+        """What a variable's size in bytes may be stated as; one too large for its place is stated as the largest."""
+        size = dtype.itemsize * math.prod(shape[1:] if shape and shape[0] == 0 else shape)
+        largest = (1 << 8 * self._count) - 1
+        return {size, size + -size % 4} if size + 3 < largest else {largest, largest - 3, size & largest}
 
 
 class Meaning:

@@ -49,23 +49,18 @@ class File:
             os.close(self._fd)
             _open_files -= 1
 
-    def _opened(self) -> int:
-        fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        stat = os.fstat(fd)
-        if (stat.st_size, stat.st_mtime_ns) != (self.size, self._time):
-            os.close(fd)
-            raise DataError(f"{self.path}: has changed since it was opened; open it again")
-        return fd
-
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset`` on."""
         global _open_files
         fd = self._fd
         if fd < 0:
-            fd = self._opened()
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             if _open_files < _KEEP_OPEN:
                 self._fd, _open_files = fd, _open_files + 1
         try:
+            stat = os.fstat(fd)  # under a microsecond, against rows of two states of the file
+            if (stat.st_size, stat.st_mtime_ns) != (self.size, self._time):
+                raise DataError(f"{self.path}: has changed since it was opened; open it again")
             done = 0
             while done < len(buffer):
                 got = os.preadv(fd, [buffer[done:]], offset + done)
@@ -163,7 +158,7 @@ class Flat:
         for size in shape:  # in Python's integers: a header may say anything
             self.row_bytes *= size
         self.stride = self.row_bytes if stride is None else stride
-        end = offset + (rows - 1) * self.stride + self.row_bytes if rows else offset
+        end = offset + (rows - 1) * self.stride + self.row_bytes if rows else 0
         if min(offset, rows, self.stride, *shape, 0) < 0 or end > file.size:
             what = f"{name}: " if name else ""
             raise DataError(

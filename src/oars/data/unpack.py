@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from oars.data import cache
+from oars.data.bad import one_line
 from oars.data.errors import DataError
 from oars.data.needs import need
 
@@ -51,7 +52,7 @@ def guarded(path: str, how: str, act: Callable[[Any], Any]) -> Any:
             raise
         if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
             raise
-        raise DataError(f"{path}: damaged {how} data ({error or 'it ends too early'})") from None
+        raise DataError(f"{path}: damaged {how} data ({one_line(error)})") from None
 
 
 def unpacked(path: str, how: str) -> str:

@@ -28,8 +28,8 @@ scandir statvfs getxattr listxattr``
 All of ``os.path``, ``pathlib``, ``shutil``, ``glob``, ``gzip``, ``zipfile``, ``logging``, NumPy, Pillow, matplotlib
 and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, ``/proc``, ``/sys``, descriptors,
 the caches of compilers and of ``oars.data``, and the run folder are the same for all. Not caught: files that other
-programs write (they are seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time by
-the voice.
+programs write (they are seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time
+by the voice.
 
 When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real,
 ``held.py`` takes along what it has open, and the replacements above act as the voice's from then on.
