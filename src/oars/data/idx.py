@@ -90,7 +90,7 @@ class _Type:
         order = state[1].decode("latin-1") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "|", "="):
             raise pickle.UnpicklingError(f"a byte order {order!r}")
-        self.dtype = self.dtype.newbyteorder(order)
+        self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]
 
 
 def _encode(text: str, how: str = "latin1") -> bytes:
