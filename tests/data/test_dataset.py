@@ -100,7 +100,7 @@ def test_transforms_bring_images_to_one_size(tmp_path):
     for steps in ((random_resized_crop(5), flip()), (resize(8), random_crop((4, 7))), (lambda pixels: pixels[:2, :2],)):
         sizes = {sample[0].shape for sample in data.transform(*steps)}
         assert len(sizes) == 1
-    with pytest.raises(DataError, match="00000.JPEG: an image of 4 x 5 is smaller than the crop of 6 x 6: resize first"):
+    with pytest.raises(DataError, match="00000.JPEG: an image of 4 x 5 is smaller than the crop of 6 x 6"):
         data.transform(center_crop(6))[0]
     mirrored = data.transform(flip(1.0))[0][0]
     np.testing.assert_array_equal(mirrored, data[0][0][:, ::-1])
@@ -111,7 +111,7 @@ def spoilt(tmp_path):
     path = tmp_path / "pictures"
     images(tmp_path, 9)
     (path / "class0" / "00003.JPEG").write_bytes(b"")
-    (path / "class2" / "00005.JPEG").write_bytes(image_bytes(5)[:60])
+    (path / "class2" / "00005.JPEG").write_bytes(image_bytes(5)[:45])
     (path / "class1" / "00004.JPEG").write_text("<html>404</html>")
     return path
 
@@ -122,7 +122,7 @@ def test_a_bad_image_is_named(spoilt):
     with pytest.raises(DataError, match="00003.JPEG: an empty file"):
         data[1]
     with pytest.raises(DataError, match="00004.JPEG: .*cannot be decoded"):
-        list(data)[4]
+        data[4]
 
 
 def test_bad_images_are_left_out_found_once_and_counted(spoilt, monkeypatch):
@@ -150,10 +150,7 @@ def test_rows_in_damaged_chunks_are_left_out(tmp_path):
     assert data.numpy()[:, 0].tolist() == [*range(15), *range(20, 40)] and len(data.bad) == 5
 
 
-def test_an_unwritable_folder_cannot_take_the_list(spoilt, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("oars.data.bad.os.replace", refuse)
+def test_a_list_that_cannot_be_written_is_said(spoilt):
+    (spoilt.parent / "pictures.bad.jsonl").mkdir()
     with pytest.raises(DataError, match="pictures.bad.jsonl: the list of bad rows cannot be written here"):
         oars.data.open(spoilt, on_bad="quarantine")

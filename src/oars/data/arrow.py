@@ -59,9 +59,6 @@ class ArrowReader(Reader):
             start, first = end, first + 1
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
-    def near(self) -> int:
-        return int(np.diff(self.starts).max(initial=1))
-
     def _group(self, number: int, names: Sequence[str]) -> Block:
         key = number, tuple(names)
         if key not in self._kept:

@@ -94,7 +94,8 @@ def look(path: str) -> dict[str, Any]:
 def _tell(item: Any, name: str) -> dict[str, Any]:
     import h5py
 
-    text = h5py.check_string_dtype(item.dtype) is not None
+    string = h5py.check_string_dtype(item.dtype)
+    text = string is not None and string.length is None  # of varying length; others are as flat as numbers
     told: dict[str, Any] = {
         "name": name,
         "shape": list(map(int, item.shape)),
@@ -109,10 +110,10 @@ def _tell(item: Any, name: str) -> dict[str, Any]:
     plain = np.dtype(item.dtype.str if item.dtype.names is None else item.dtype)
     told["dtype"] = np.lib.format.dtype_to_descr(plain)
     properties = item.id.get_create_plist()
-    if text and h5py.check_string_dtype(item.dtype).length is None:
+    if text:
         item[: 1 << 20]  # what damage does to texts of varying length shows here, in the child
         return told
-    if text or item.external or item.is_virtual:
+    if item.external or item.is_virtual:
         item[:1], item[-1:]
         return told
     filters = [properties.get_filter(at)[:2] for at in range(properties.get_nfilters())]
@@ -196,7 +197,7 @@ class Library:
                 f"{self.path}: {self.name}, rows {start} to {stop - 1}: {one_line(error)}"
             ) from None
         if self.text:
-            return _texts(values, f"{self.path}: {self.name}", start)
+            return texts(values)
         return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
     def _dataset(self) -> Any:
@@ -210,14 +211,14 @@ class Library:
         return self._opened[1]
 
 
-def _texts(values: np.ndarray, what: str, start: int) -> np.ndarray:
-    flat = values.reshape(-1)
-    out = np.empty(len(flat), object)
-    for at, value in enumerate(flat):
+def texts(values: np.ndarray) -> np.ndarray:
+    """Rows of bytes as texts."""
+    out = np.empty(values.size, object)
+    for at, value in enumerate(values.reshape(-1)):
         try:
             out[at] = value.decode() if isinstance(value, bytes) else str(value)
         except UnicodeDecodeError:
-            raise DataError(f"{what}, row {start + at // max(1, values[0].size)}: not UTF-8") from None
+            out[at] = value.decode("latin-1")  # what old files hold
     return out.reshape(values.shape)
 
 
@@ -232,14 +233,13 @@ class Hdf5Reader(Reader):
         self._sets = dict(zip(names, sets, strict=True))
         self.rows = sets[0].rows
         self.fields = {
-            name: Field(s.dtype.newbyteorder("=") if not s.text else s.dtype, s.shape) for name, s in self._sets.items()
+            name: Field(np.dtype(object) if s.dtype.kind in "SO" else s.dtype.newbyteorder("="), s.shape)
+            for name, s in self._sets.items()
         }
 
     def span(self, start: int, stop: int, names: Sequence[str]) -> Block:
-        return {name: self._sets[name].column.read(start, stop) for name in names}
-
-    def near(self) -> int:
-        return max((s.column.chunk[0] for s in self._sets.values() if isinstance(s.column, Chunked)), default=1)
+        block = {name: self._sets[name].column.read(start, stop) for name in names}
+        return {name: texts(values) if values.dtype.kind == "S" else values for name, values in block.items()}
 
 
 class PerClass(Reader):
@@ -282,7 +282,7 @@ def open_hdf5(
     prefix = f"{group.strip('/')}/" if group else ""
     sets = [Set(told[prefix + name], file) for name in names]
     same_length = len({s.rows for s in sets}) == 1
-    same_kind = len({(s.shape, s.dtype) for s in sets}) == 1 and not any(s.text for s in sets)
+    same_kind = len({(s.shape, s.dtype) for s in sets}) == 1 and not any(s.dtype.kind in "SO" for s in sets)
     if layout == "classes" or (layout is None and not same_length and same_kind):
         if not same_kind:
             raise DataError(f"{path}: one data set per class needs rows of one kind: {_kinds(sets)}")

@@ -232,7 +232,7 @@ class ClassicReader(Reader):
         block = {}
         for name in names:
             values = raw[name] if raw else self._flat[name].read(start, stop)
-            block[name] = texts(values, self.path) if name in self._text else self._meaning[name].of(values)
+            block[name] = hdf5.texts(values) if name in self._text else self._meaning[name].of(values)
         return block
 
     def _together(self, start: int, stop: int, names: Sequence[str]) -> Block | None:
@@ -285,23 +285,9 @@ class Netcdf4Reader(Reader):
             if values.dtype.kind == "S":
                 if values.dtype.itemsize == 1 and values.ndim > 1:
                     values = np.ascontiguousarray(values).view(f"S{values.shape[-1]}")[..., 0]
-                values = texts(values, self.path)
+                values = hdf5.texts(values)
             block[name] = values if meaning is None or values.dtype == object else meaning.of(values)
         return block
-
-    def near(self) -> int:
-        return max((s.column.chunk[0] for s in self._sets.values() if isinstance(s.column, hdf5.Chunked)), default=1)
-
-
-def texts(values: np.ndarray, path: str) -> np.ndarray:
-    """Rows of characters as texts."""
-    out = np.empty(values.size, object)
-    for at, value in enumerate(values.reshape(-1)):
-        try:
-            out[at] = value.decode()
-        except UnicodeDecodeError:
-            out[at] = value.decode("latin-1")  # what old files hold
-    return out.reshape(values.shape)
 
 
 def choose(

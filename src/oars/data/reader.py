@@ -107,15 +107,9 @@ class Reader:
         if len(rows) == 1 or bool((np.diff(rows) == 1).all()):
             return self.span(int(rows[0]), int(rows[-1]) + 1, names)
         unique, back = np.unique(rows, return_inverse=True)
-        pieces = list(runs(unique, self.near()))
+        pieces = list(runs(unique))
         parts = [self.span(start, stop, names) for start, stop in pieces]
-        held = np.concatenate([np.arange(start, stop) for start, stop in pieces])
-        pick = np.searchsorted(held, unique)[back]
-        return {name: np.concatenate([part[name] for part in parts])[pick] for name in names}
-
-    def near(self) -> int:
-        """Rows this close together are read in one piece with what lies between them."""
-        return 1
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in names}
 
     def distinct(self, name: str) -> np.ndarray:
         """All values of a column, sorted, each once."""
@@ -133,9 +127,9 @@ class Reader:
         return cache.fingerprint(self.path)
 
 
-def runs(rows: np.ndarray, near: int = 1) -> Iterator[tuple[int, int]]:
-    """Sorted row numbers as pieces ``start, stop`` without gaps larger than ``near``."""
-    cuts = np.flatnonzero(np.diff(rows) > near) + 1
+def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Sorted row numbers as pieces ``start, stop`` without gaps."""
+    cuts = np.flatnonzero(np.diff(rows) > 1) + 1
     for piece in np.split(rows, cuts):
         yield int(piece[0]), int(piece[-1]) + 1
 
