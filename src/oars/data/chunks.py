@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,12 @@ class Chunked:
         if not out.size:
             return out
         rows = self.chunk[0]
+        if self.chunk[1:] == self.shape[1:]:  # as most are: a chunk is some whole rows
+            for number in range(start // rows, (stop - 1) // rows + 1):
+                first, last = max(number * rows, start), min((number + 1) * rows, stop)
+                chunk = self._chunk((number, *(0 for _ in self.chunk[1:])))
+                out[first - start : last - start] = chunk[first - number * rows : last - number * rows]
+            return out
         axes = [range(start // rows, (stop - 1) // rows + 1), *map(range, self._grid[1:])]
         for where in itertools.product(*axes):
             chunk = self._chunk(where)
@@ -91,46 +98,53 @@ class Chunked:
                 .reshape(self.chunk)
             )
         mask, offset, size = self._places[at].tolist()
-        place = f"{self.file.path}: {self.name}, row {where[0] * self.chunk[0]}, byte {offset}"
+
+        def place() -> str:
+            return f"{self.file.path}: {self.name}, row {where[0] * self.chunk[0]}, byte {offset}"
+
         if size > self.chunk_bytes * 2 + 4096:
-            raise DataError(f"{place}: a chunk of {size} bytes where {self.chunk_bytes} are wanted")
+            raise DataError(f"{place()}: a chunk of {size} bytes where {self.chunk_bytes} are wanted")
         data: Any = self.file.read(offset, size)
         for number in reversed(range(len(self.filters))):
             if not mask >> number & 1:
                 data = _UNDO[self.filters[number]](data, self, place)
         if len(data) != self.chunk_bytes:
-            raise DataError(f"{place}: a chunk unpacks to {len(data)} bytes, not {self.chunk_bytes}")
+            raise DataError(f"{place()}: a chunk unpacks to {len(data)} bytes, not {self.chunk_bytes}")
         return np.frombuffer(data, self.dtype).reshape(self.chunk)
 
 
-def _gunzip(data: Any, chunked: Chunked, place: str) -> bytes:
+def _gunzip(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:
     unpacker = zlib.decompressobj()
     try:
         out = unpacker.decompress(data, chunked.chunk_bytes + 5)  # a checksum may be inside
     except zlib.error as error:
-        raise DataError(f"{place}: a damaged chunk ({error})") from None
+        raise DataError(f"{place()}: a damaged chunk ({error})") from None
     if not unpacker.eof:
-        raise DataError(f"{place}: a damaged chunk (its data do not end where they should)")
+        raise DataError(f"{place()}: a damaged chunk (its data do not end where they should)")
     return out
 
 
-def _unshuffle(data: Any, chunked: Chunked, place: str) -> bytes:
+def _unshuffle(data: Any, chunked: Chunked, place: Callable[[], str]) -> Any:
     """First bytes of all numbers, then all second bytes, ...: back to numbers; what is left over stands as it is."""
     width = chunked.dtype.itemsize
     count = len(data) // width
     if width == 1 or count <= 1:
         return data
     raw = np.frombuffer(data, np.uint8)
-    numbers = raw[: count * width].reshape(width, count).T.tobytes()
-    return numbers + bytes(raw[count * width :])
+    numbers = np.empty(len(data), np.uint8)
+    columns = numbers[: count * width].reshape(count, width)
+    for at in range(width):
+        columns[:, at] = raw[at * count : (at + 1) * count]
+    numbers[count * width :] = raw[count * width :]
+    return numbers.data
 
 
-def _fletcher(data: Any, chunked: Chunked, place: str) -> bytes:
+def _fletcher(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:
     if len(data) < 4:
-        raise DataError(f"{place}: a damaged chunk (no room for its checksum)")
+        raise DataError(f"{place()}: a damaged chunk (no room for its checksum)")
     body, stored = data[:-4], int.from_bytes(data[-4:], "little")
     if _fletcher32(body) not in _same(stored):
-        raise DataError(f"{place}: a damaged chunk (Fletcher-32 differs)")
+        raise DataError(f"{place()}: a damaged chunk (Fletcher-32 differs)")
     return body
 
 

@@ -15,11 +15,13 @@ import numpy as np
 
 from oars.data import cache
 from oars.data.bad import Bad
-from oars.data.csv_index import Index, build
-from oars.data.csv_text import arrow_type, parse, style_of, to_numpy
+from oars.data.csv_index import Index, build, cores
+from oars.data.csv_text import arrow_type, options, parse, style_of, to_numpy
 from oars.data.errors import DataError
 from oars.data.needs import need
-from oars.data.reader import Block, Field, File, Reader, runs
+from oars.data.reader import Block, Field, File, Reader
+
+_MANY = 4 << 20  # so many bytes are parsed by several threads
 
 
 class CsvReader(Reader):
@@ -42,6 +44,7 @@ class CsvReader(Reader):
             raise DataError(f"{self.path}: no rows in it, not even a header")
         self._kept: Path | None = None
         self._loaded: Index | None = None
+        self._options: tuple[tuple[str, ...], Any] | None = None
         about = self._index().about
         self.bad = [Bad(self.path, row, byte, reason) for row, byte, reason in about["bad"]]
         # How many bad rows stand before each good one: row i of ours is the file's row i + that number.
@@ -56,7 +59,7 @@ class CsvReader(Reader):
         self.fields = {name: Field(_dtype(kind)) for name, kind in self._kinds.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
+        return {**self.__dict__, "_loaded": None, "_options": None}
 
     def _index(self) -> Index:
         if self._loaded is None:
@@ -66,7 +69,7 @@ class CsvReader(Reader):
             )
             try:
                 self._kept = cache.entry(
-                    self._file.path, f"csv index 1 {options}", lambda target: build(self._file, style, target)
+                    self._file.path, f"csv index 2 {options}", lambda target: build(self._file, style, target)
                 )
             except DataError as error:
                 raise DataError(str(error).replace(self._file.path, self.path, 1)) from None
@@ -89,9 +92,10 @@ class CsvReader(Reader):
         """Rows by their number in the file, in rising order."""
         if len(rows) == 0:
             return {name: np.empty(0, self.fields[name].dtype) for name in names}
-        pieces = list(runs(rows))
-        ends = self._index().starts(np.array(pieces, np.int64).reshape(-1)).reshape(-1, 2)
-        data = bytearray(int((ends[:, 1] - ends[:, 0]).sum()) + len(pieces))
+        begins, after = self._index().starts(rows), self._index().starts(rows + 1)
+        firsts = np.flatnonzero(np.diff(rows, prepend=-2) > 1)
+        ends = np.stack([begins[firsts], after[np.append(firsts[1:], len(rows)) - 1]], axis=1)
+        data = bytearray(int((ends[:, 1] - ends[:, 0]).sum()) + len(ends))
         view, at = memoryview(data), 0
         for begin, end in ends.tolist():
             self._file.read_into(view[at : at + end - begin], begin)
@@ -99,14 +103,22 @@ class CsvReader(Reader):
             if data[at - 1] != 10:  # the file's last line may lack its line feed
                 data[at] = 10
                 at += 1
-        types = {name: arrow_type(kind) for name, kind in self._kinds.items()}
-        table, unfit, trouble = parse(view[:at], self._style, len(rows), types, list(names))
+        longest, threads = int((after - begins).max()), at >= _MANY and cores() > 1
+        table, unfit, trouble = parse(
+            view[:at], self._style.names, self._how(tuple(names)), len(rows), longest, threads
+        )
         if table is None or unfit:
             raise DataError(
                 f"{self.path}, rows {rows[0]} to {rows[-1]}, byte {ends[0, 0]}: not as they were when the file "
                 f"was indexed ({trouble or unfit[0][1]}); has it changed?"
             )
         return {name: to_numpy(table[name], self._kinds[name]) for name in names}
+
+    def _how(self, names: tuple[str, ...]) -> Any:
+        if self._options is None or self._options[0] != names:
+            types = {name: arrow_type(kind) for name, kind in self._kinds.items()}
+            self._options = names, options(self._style, types, list(names), self._index().about["missing"])
+        return self._options[1]
 
     def distinct(self, name: str) -> np.ndarray:
         known = self._texts[name]

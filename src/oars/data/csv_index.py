@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oars.data.csv_text import Style, parse
+from oars.data.csv_text import MISSING, Style, arrow_type, check, kind_of, options, parse
 from oars.data.errors import DataError
 from oars.data.reader import File
 
@@ -193,6 +193,7 @@ class _Group(NamedTuple):
     missing: list[bool]
     texts: list[set[str] | None]
     bad: list[tuple[int, str]]
+    spelled: list[str]  # how missing values are written here: to look for fewer is faster
 
 
 def _columns(file: File, style: Style, starts: np.ndarray, closed: bool, pool: ThreadPoolExecutor) -> dict[str, Any]:
@@ -201,10 +202,12 @@ def _columns(file: File, style: Style, starts: np.ndarray, closed: bool, pool: T
     if not closed:  # nothing is known of what follows the quote
         rows -= 1
         bad.append((rows, "a quote is opened and never closed"))
+    spelled = {""}
     kinds, missing = ["empty"] * len(style.names), [False] * len(style.names)
     texts: list[set[str] | None] = [set() for _ in style.names]
     for group in pool.map(lambda rows: _group(file, style, starts, *rows), _groups(starts[: rows + 1])):
         bad += group.bad
+        spelled.update(group.spelled)
         for at in range(len(kinds)):
             kinds[at] = _either(kinds[at], group.kinds[at])
             missing[at] |= group.missing[at]
@@ -215,6 +218,7 @@ def _columns(file: File, style: Style, starts: np.ndarray, closed: bool, pool: T
             kinds[at] = {"int": "float", "bool": "bool or missing"}[kind]
     return {
         "kinds": kinds,
+        "missing": sorted(spelled),
         "texts": [
             sorted(seen) if kind == "text" and seen is not None else None
             for kind, seen in zip(kinds, texts, strict=True)
@@ -233,12 +237,17 @@ def _either(a: str, b: str) -> str:
 
 def _group(file: File, style: Style, starts: np.ndarray, first: int, stop: int) -> _Group:
     """What rows ``first`` to ``stop`` hold; those that do not fit are sought by halves."""
-    data = memoryview(file.read(int(starts[first]), int(starts[stop] - starts[first])))
-    total = _Group(["empty"] * len(style.names), [False] * len(style.names), [set() for _ in style.names], [])
+    raw = file.read(int(starts[first]), int(starts[stop] - starts[first]))
+    data, spelled = memoryview(raw), [text for text in MISSING if text.encode() in raw]
+    total = _Group(["empty"] * len(style.names), [False] * len(style.names), [set() for _ in style.names], [], spelled)
+
+    types = {name: arrow_type(kind) for name, kind in style.types.items()}
+    how = options(style, types, [], MISSING)
 
     def go(low: int, high: int) -> None:
         piece = data[starts[low] - starts[first] : starts[high] - starts[first]]
-        table, unfit, trouble = parse(piece, style, high - low)
+        longest = int(np.diff(starts[low : high + 1]).max())
+        table, unfit, trouble = check(parse(piece, style.names, how, high - low, longest), style)
         if table is None and high - low > 1:
             if len(total.bad) > _MOST_SOUGHT:
                 raise DataError(f"{file.path}: more than {_MOST_SOUGHT} rows of 8 MiB are bad, the first: {trouble}")
@@ -257,8 +266,6 @@ def _group(file: File, style: Style, starts: np.ndarray, first: int, stop: int) 
 
 def _note(table: Any, total: _Group) -> None:
     import pyarrow.compute as pc
-
-    from oars.data.csv_text import kind_of
 
     for at, column in enumerate(table.columns):
         kind = kind_of(column.type)

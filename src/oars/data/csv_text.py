@@ -6,7 +6,7 @@ import csv
 import io
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from oars.data.reader import File
 
 DELIMITERS = ",\t;|"
 _HEAD = 1 << 16
+_BLOCK = 1 << 18  # what pyarrow parses at a time: more does not fit the caches, and takes twice as long
+MISSING = ["", "#N/A", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "-NaN", "-nan"]  # in columns of numbers
 
 
 @dataclass
@@ -25,6 +27,14 @@ class Style:
     names: list[str]
     first: int
     types: dict[str, np.dtype] = field(default_factory=dict)
+
+
+class Parsed(NamedTuple):
+    """A table with the rows left out for their number of fields, or None and what is wrong."""
+
+    table: Any
+    unfit: list[tuple[int, str]]
+    trouble: str
 
 
 def style_of(file: File, delimiter: str | None, header: bool | None, types: dict[Any, Any]) -> Style:
@@ -137,46 +147,53 @@ def arrow_type(kind: str | np.dtype) -> Any:
     return {"int": pa.int64(), "float": pa.float64(), "empty": pa.float64(), "text": pa.string()}.get(kind, pa.bool_())
 
 
-def parse(
-    data: Any, style: Style, rows: int, types: dict[str, Any] | None = None, names: list[str] | None = None
-) -> tuple[Any, list[tuple[int, str]], str]:
-    """Some whole rows as a table, with those left out for their number of fields; or None and what is wrong.
+def options(style: Style, types: dict[str, Any], names: list[str], missing: list[str]) -> tuple[Any, Any]:
+    """How pyarrow is to parse and convert; ``names``: only these columns, empty: all."""
+    from pyarrow import csv as arrow_csv
 
-    With ``types`` (of all columns) nothing is guessed.
-    """
+    return (
+        arrow_csv.ParseOptions(delimiter=style.delimiter, newlines_in_values=True),
+        arrow_csv.ConvertOptions(column_types=types, include_columns=names, null_values=missing),
+    )
+
+
+def parse(data: Any, names: list[str], how: tuple[Any, Any], rows: int, longest: int, threads: bool = False) -> Parsed:
+    """Some whole rows, none above ``longest`` bytes, as a table."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
     unfit: list[tuple[int, str]] = []
 
     def handler(row: Any) -> str:
-        fields = row.actual_columns
-        unfit.append(
-            (
-                row.number - 1 if row.number is not None else -1,
-                f"wrong number of fields: {fields}, not {row.expected_columns}",
-            )
-        )
+        fields = f"wrong number of fields: {row.actual_columns}, not {row.expected_columns}"
+        unfit.append((row.number - 1 if row.number is not None else -1, fields))
         return "skip"
 
-    known = types or {name: arrow_type(kind) for name, kind in style.types.items()}
+    parsing, converting = how
+    parsing.invalid_row_handler = handler
+    block = max(_BLOCK, 2 * longest + 2)
+    reading = arrow_csv.ReadOptions(use_threads=threads, column_names=names, block_size=block)
     try:
-        table = arrow_csv.read_csv(
-            pa.BufferReader(data),
-            arrow_csv.ReadOptions(use_threads=False, column_names=style.names, block_size=max(len(data) + 1, 1 << 16)),
-            arrow_csv.ParseOptions(delimiter=style.delimiter, newlines_in_values=True, invalid_row_handler=handler),
-            arrow_csv.ConvertOptions(column_types=known, include_columns=names or []),
-        )
+        table = arrow_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
     except (pa.ArrowException, ValueError) as error:
-        return None, [], _reason(str(error))
+        return Parsed(None, [], _reason(str(error)))
     if len(table) + len(unfit) != rows:
-        return None, [], "a carriage return or a quote in the middle of a field breaks the row"
-    if types is None and any(pa.types.is_binary(column.type) for column in table.columns):
-        return None, [], "not UTF-8"
-    for name, kind in style.types.items() if types is None else ():
-        if kind.kind in "iub" and table[name].null_count:
-            return None, [], f"no value in column {name}, which cannot hold a missing one as {kind}"
-    return table, unfit, ""
+        return Parsed(None, [], "a carriage return or a quote in the middle of a field breaks the row")
+    return Parsed(table, unfit, "")
+
+
+def check(found: Parsed, style: Style) -> Parsed:
+    """The same, or what is wrong with values that pyarrow takes."""
+    import pyarrow as pa
+
+    if found.table is None:
+        return found
+    if any(pa.types.is_binary(column.type) for column in found.table.columns):
+        return Parsed(None, [], "not UTF-8")
+    for name, kind in style.types.items():
+        if kind.kind in "iub" and found.table[name].null_count:
+            return Parsed(None, [], f"no value in column {name}, which cannot hold a missing one as {kind}")
+    return found
 
 
 def _reason(message: str) -> str:
@@ -199,4 +216,4 @@ def to_numpy(column: Any, kind: str | np.dtype) -> np.ndarray:
         return values if values.dtype == object else values.astype(object)
     if not isinstance(kind, np.dtype):
         kind = np.dtype({"int": np.int64, "bool": np.bool_}.get(kind, np.float64))
-    return values if values.dtype == kind and values.flags.writeable else values.astype(kind)
+    return values.astype(kind, copy=False)

@@ -11,6 +11,7 @@ batch's indices, and under ``oars run`` with those of this rank's rows.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -66,13 +67,16 @@ class Columns:
             for at, name in enumerate(self.names):
                 out[:, at] = block[name]
             return out
-        made = {name: self._cast(block[name]) for name in self.names}
-        return made if self.form == "dict" else made[self.names[0]]
+        if self.form == "one":
+            return self._cast(block[self.names[0]])
+        return {name: self._cast(block[name]) for name in self.names}
 
     def _cast(self, values: np.ndarray) -> np.ndarray:
         if self._classes is not None:
             return np.searchsorted(self._classes, values).astype(np.int64)
-        return values.astype(self._type(values.dtype), copy=False)
+        if self._dtype is not None:
+            values = values.astype(self._type(values.dtype), copy=False)
+        return values if values.flags.writeable else values.copy()
 
 
 class Data(_Dataset):
@@ -92,6 +96,7 @@ class Data(_Dataset):
         self._seed = 0
         self._epoch: Epoch | None = None
         self.classes, self.bad = classes, list(bad)
+        self._at_once = _rows_at_once(reader, self.columns)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -149,7 +154,7 @@ class Data(_Dataset):
         return self._samples(self._reader.take(rows, self.columns), rows)
 
     def __iter__(self) -> Iterator[Any]:
-        size = max(1, min(1024, self._piece()))
+        size = max(1, min(1024, self._at_once))
         for start in range(0, len(self), size):
             yield from self.__getitems__(range(start, min(start + size, len(self))))
 
@@ -205,8 +210,8 @@ class Data(_Dataset):
     # -- views -----------------------------------------------------------------------------------------------------
 
     def _view(self, rows: range | np.ndarray) -> Data:
-        view = copy.copy(self)
-        view._rows = rows
+        view = object.__new__(type(self))  # a batch may be a view: copy.copy takes ten times as long
+        view.__dict__.update(self.__dict__, _rows=rows)
         return view
 
     def transform(self, *steps: Any, seed: int = 0) -> Data:
@@ -251,47 +256,41 @@ class Data(_Dataset):
         if column is None:
             if self._label is None:
                 raise ValueError("no column is the label; name one")
-            return self._all(self._label)
+            return self._all(self._label)[0]
         if column not in self._reader.fields:
             raise ValueError(f"no column {column!r}; there is {', '.join(self._reader.fields)}")
-        return self._all(Columns(self._reader, [column], None, None))
+        return self._all(Columns(self._reader, [column], None, None))[0]
 
     def numpy(self) -> Any:
         """All rows as arrays: one, or a dict by name; with a label a pair."""
         if any(self._columns.encoded) or self._steps:
             samples = list(self)
-            x = [sample[0] for sample in samples] if self._label else samples
-            return (_stacked(x), self._all(self._label)) if self._label else _stacked(x)
-        return (self._all(self._columns), self._all(self._label)) if self._label else self._all(self._columns)
+            if self._label is None:
+                return _stacked(samples)
+            return _stacked([x for x, _ in samples]), _stacked([y for _, y in samples])
+        found = self._all(self._columns, *([self._label] if self._label else []))
+        return found if self._label else found[0]
 
-    def _piece(self) -> int:
-        bytes_ = 0
-        for name in self.columns:
-            field = self._reader.fields[name]
-            bytes_ += field.dtype.itemsize * int(np.prod(field.shape or ())) if field.shape is not None else 1 << 17
-        return max(1, _PIECE // max(1, bytes_))
-
-    def _all(self, columns: Columns) -> Any:
-        size = self._piece()
-        whole: Any = None
+    def _all(self, *groups: Columns) -> tuple[Any, ...]:
+        """All rows of some columns, read together, piece by piece."""
+        names = [name for group in groups for name in group.names]
+        size = self._at_once
+        whole: list[Any] = []
         for start in range(0, max(1, len(self)), size):
             part = self._rows[start : start + size]
             if isinstance(part, range) and part.step == 1:
-                block = self._reader.span(part.start, part.stop, columns.names)
+                block = self._reader.span(part.start, part.stop, names)
             else:
-                block = self._reader.take(np.asarray(part, np.int64), columns.names)
-            made = columns.of(block)
+                block = self._reader.take(np.asarray(part, np.int64), names)
+            made = [group.of(block) for group in groups]
             if len(part) == len(self):
-                return made
-            if whole is None:
-                whole = (
-                    {n: _room(len(self), v) for n, v in made.items()}
-                    if isinstance(made, dict)
-                    else (_room(len(self), made))
-                )
-            for name, values in made.items() if isinstance(made, dict) else [(None, made)]:
-                (whole if name is None else whole[name])[start : start + size] = values
-        return whole
+                return tuple(made)
+            whole = whole or [_room(len(self), one) for one in made]
+            for room, one in zip(whole, made, strict=True):
+                for name in one if isinstance(one, dict) else [...]:
+                    target = room[name] if isinstance(one, dict) else room
+                    target[start : start + size] = one[name]
+        return tuple(whole)
 
     # -- for frameworks --------------------------------------------------------------------------------------------
 
@@ -314,7 +313,18 @@ class Data(_Dataset):
         return tf_data(self, batch_size)
 
 
-def _room(rows: int, like: np.ndarray) -> np.ndarray:
+def _rows_at_once(reader: Reader, names: Sequence[str]) -> int:
+    """How many rows make a piece."""
+    size = 1
+    for name in names:
+        field = reader.fields[name]
+        size += 1 << 17 if field.shape is None else field.dtype.itemsize * math.prod(field.shape)
+    return max(1, _PIECE // size)
+
+
+def _room(rows: int, like: Any) -> Any:
+    if isinstance(like, dict):
+        return {name: _room(rows, values) for name, values in like.items()}
     return np.empty((rows, *like.shape[1:]), like.dtype)
 
 

@@ -249,17 +249,8 @@ class ClassicReader(Reader):
         high = max(f.offset + f.row_bytes for f in flats) + (stop - 1) * self._record
         raw = np.empty(high - low, np.uint8)
         self._file.read_into(raw.data, low)
-        block = {}
-        for name, flat in zip(names, flats, strict=True):
-            rows = np.ndarray(
-                (stop - start, flat.row_bytes),
-                np.uint8,
-                raw,
-                flat.offset + start * self._record - low,
-                (self._record, 1),
-            )
-            block[name] = flat.native(np.ascontiguousarray(rows).reshape(-1).view(flat.dtype).reshape(-1, *flat.shape))
-        return block
+        here = {name: flat.offset + start * self._record - low for name, flat in zip(names, flats, strict=True)}
+        return {name: self._flat[name].of(raw, at, stop - start, self._record) for name, at in here.items()}
 
 
 class Netcdf4Reader(Reader):

@@ -8,6 +8,7 @@ shorter is an error and not a crash (as it would be with a memory map).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from oars.data.errors import DataError
 
 Block = dict[str, np.ndarray]  # columns, all with one entry a row
 _KEEP_OPEN = 256
+_PAGE = 4096  # a gap shorter than this is read along: the system reads whole pages anyway
 _open_files = 0
 
 
@@ -49,25 +51,31 @@ class File:
             os.close(self._fd)
             _open_files -= 1
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` on."""
+    def _descriptor(self) -> int:
+        """An open one; to be closed again if it is not kept."""
         global _open_files
         fd = self._fd
         if fd < 0:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             if _open_files < _KEEP_OPEN:
                 self._fd, _open_files = fd, _open_files + 1
+        stat = os.fstat(fd)  # under a microsecond, against rows of two states of the file
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self._time):
+            if fd != self._fd:
+                os.close(fd)
+            raise DataError(f"{self.path}: has changed since it was opened; open it again")
+        return fd
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset`` on."""
+        fd = self._descriptor()
         try:
-            stat = os.fstat(fd)  # under a microsecond, against rows of two states of the file
-            if (stat.st_size, stat.st_mtime_ns) != (self.size, self._time):
-                raise DataError(f"{self.path}: has changed since it was opened; open it again")
-            done = 0
+            done = os.preadv(fd, [buffer], offset)
             while done < len(buffer):
                 got = os.preadv(fd, [buffer[done:]], offset + done)
                 if got == 0:
-                    raise DataError(
-                        f"{self.path}, byte {offset + done}: the file ends here, {len(buffer) - done} bytes too early"
-                    )
+                    missing = len(buffer) - done
+                    raise DataError(f"{self.path}, byte {offset + done}: the file ends here, {missing} bytes too early")
                 done += got
         finally:
             if fd != self._fd:
@@ -75,9 +83,17 @@ class File:
 
     def read(self, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``."""
-        if size < 0 or offset + size > self.size:
+        if offset < 0 or size < 0 or offset + size > self.size:
             raise DataError(f"{self.path}, byte {offset}: {size} bytes should follow, but the file ends at {self.size}")
-        buffer = bytearray(size)
+        fd = self._descriptor()
+        try:
+            data = os.pread(fd, size, offset)
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+        if len(data) == size:
+            return data
+        buffer = bytearray(size)  # more than the system reads at once
         self.read_into(memoryview(buffer), offset)
         return bytes(buffer)
 
@@ -152,6 +168,7 @@ class Flat:
         for size in shape:  # in Python's integers: a header may say anything
             self.row_bytes *= size
         self.stride = self.row_bytes if stride is None else stride
+        self._native = dtype.newbyteorder("=")
         end = offset + (rows - 1) * self.stride + self.row_bytes if rows else 0
         if min(offset, rows, self.stride, *shape, 0) < 0 or end > file.size:
             what = f"{name}: " if name else ""
@@ -160,24 +177,27 @@ class Flat:
                 f"byte {end}, but the file ends at {file.size}"
             )
 
+        self._inner = tuple(dtype.itemsize * math.prod(shape[at + 1 :]) for at in range(len(shape)))
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows ``start`` to ``stop``, as an array of its own."""
         rows = stop - start
         if rows <= 0 or self.row_bytes == 0:
-            return np.zeros((max(rows, 0), *self.shape), self.dtype.newbyteorder("="))
+            return np.zeros((max(rows, 0), *self.shape), self._native)
         at = self.offset + start * self.stride
-        if self.stride == self.row_bytes:
-            raw = np.empty(rows * self.row_bytes, np.uint8)
-            self.file.read_into(raw.data, at)
-        else:
-            raw = np.empty((rows, self.row_bytes), np.uint8)
+        if self.stride != self.row_bytes and self.row_bytes >= _PAGE:
+            out = np.empty((rows, self.row_bytes), np.uint8)
             for row in range(rows):
-                self.file.read_into(raw[row].data, at + row * self.stride)
-        return self.native(raw.reshape(-1).view(self.dtype).reshape(rows, *self.shape))
+                self.file.read_into(out[row].data, at + row * self.stride)
+            return self.of(out.reshape(-1), 0, rows, self.row_bytes)
+        raw = np.empty((rows - 1) * self.stride + self.row_bytes, np.uint8)
+        self.file.read_into(raw.data, at)
+        return self.of(raw, 0, rows, self.stride)
 
-    def native(self, values: np.ndarray) -> np.ndarray:
-        """The same numbers in this machine's byte order."""
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    def of(self, raw: np.ndarray, offset: int, rows: int, stride: int) -> np.ndarray:
+        """Rows that lie in bytes, ``stride`` apart, in this machine's byte order and without gaps."""
+        values: np.ndarray = np.ndarray((rows, *self.shape), self.dtype, raw.data, offset, (stride, *self._inner))
+        return values if stride == self.row_bytes and self.dtype == self._native else values.astype(self._native)
 
 
 class FlatReader(Reader):
