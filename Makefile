@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-recovery chaos clean
+.PHONY: help demo test lint bench bench-images bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
+	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make lint   ruff and mypy"
@@ -31,6 +32,9 @@ lint: .venv/dev
 
 bench: .venv/run
 	@$(BIN)/python bench/table.py $(ARGS)
+
+bench-images: .venv/dev
+	@$(BIN)/python bench/data_images.py $(ARGS)
 
 bench-recovery: .venv/run
 	@$(BIN)/python bench/recovery.py $(ARGS)
@@ -54,5 +58,5 @@ clean:
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
-	@$(PIP) -e '.[torch,dev]' | $(SHOW)
+	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
 	@touch $@ .venv/run

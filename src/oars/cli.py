@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
+
+from oars.arguments import Parser, count_of
 
 RUN = """\
 examples:
@@ -29,13 +30,6 @@ DOCTOR = """\
 example:
   oars doctor
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"oars: {message}; see {self.prog} --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,15 +98,6 @@ def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool
             return argv[:at], (word, argv[at + 1:], False)
         at += 2 if word in takes_value else 1
     return argv, None
-
-
-def count_of(things: str) -> Callable[[str], int]:
-    """The type of an argument that counts: 1 or more."""
-    def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
-        return int(text)
-    return count
 
 
 def seconds(text: str) -> float:

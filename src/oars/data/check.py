@@ -40,7 +40,7 @@ def _check(folder: Path, workers: int) -> int:
     reader = shards.Reader(folder)
     tasks = [(str(folder), k, shard) for k, shard in enumerate(facts["shards"])]
     bar = work.Bar(f"checking {folder.name}", len(reader))
-    problems = [problem for found in sorted(work.each(check_shard, tasks, min(workers, max(1, len(tasks))), bar))
+    problems = [problem for found in work.each(check_shard, tasks, min(workers, max(1, len(tasks))), bar)
                 for problem in found]
     stated = sum(shard["samples"] for shard in facts["shards"])
     if stated != len(reader):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oars.cli import Parser, count_of
+from oars.arguments import Parser, count_of
 from oars.data.errors import DataError
 
 TOP = """\

@@ -11,6 +11,8 @@ import io
 import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from oars.data.errors import DataError
 
 try:
@@ -52,8 +54,7 @@ def examine(data: bytes) -> Fit:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of huge sizes, which are looked at below, and of odd EXIF
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            return _examine(image, data)
+            return _examine(Image.open(io.BytesIO(data), formats=FORMATS), data)
     except Unfit:
         raise
     except Image.DecompressionBombError:
@@ -82,7 +83,11 @@ def _examine(image: Any, data: bytes) -> Fit:
     image.load()
     if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
-    image = ImageOps.exif_transpose(image.convert("RGB") if image.mode != "RGB" else image)
+    # One step at a time, so that no more than two images are in memory.
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if turned != 1:
+        image = ImageOps.exif_transpose(image)
     out = io.BytesIO()
     image.save(out, "JPEG", quality=95)
     return Fit(out.getvalue(), image.width, image.height, changes, turned)
@@ -98,8 +103,8 @@ def _changes(image: Any, data: bytes, jpeg: bool, turned: int) -> tuple[str, ...
 
 def _eight_bits(image: Any) -> Any:
     """Sixteen bits (or floats from 0 to 1) as eight."""
-    import numpy as np
-
-    values = np.asarray(image, np.float32)
-    top = 1.0 if image.mode == "F" and values.max(initial=0) <= 1 else 65535.0
-    return Image.fromarray(np.clip(values * (255 / top) + 0.5, 0, 255).astype(np.uint8))
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    values = np.array(image, np.float32)
+    values *= 255.0 if image.mode == "F" and values.max() <= 1 else 255 / 65535
+    return Image.fromarray(values.clip(0, 255, out=values).astype(np.uint8))

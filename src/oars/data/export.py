@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -75,15 +74,15 @@ def _hdf5(reader: shards.Reader, folder: Path, part: Path, side: int, workers: i
         images = file.create_dataset("images", (len(reader), side, side, 3), np.uint8, chunks=(1, side, side, 3))
         file["labels"] = np.asarray(reader.labels, np.int64)
         file["classes"] = np.array([name.encode() for name in reader.classes])
-        for begin, pixels in work.each(_pixels, tasks, workers, bar):
-            images[begin:begin + len(pixels)] = pixels
+        for (_, begin, end, _), pixels in zip(tasks, work.each(_pixels, tasks, workers, bar), strict=True):
+            images[begin:end] = pixels
 
 
-def _pixels(task: tuple[str, int, int, int]) -> tuple[int, Any]:
+def _pixels(task: tuple[str, int, int, int]) -> np.ndarray:
     folder, begin, end, side = task
     reader = shards.Reader(folder)
     out = np.empty((end - begin, side, side, 3), np.uint8)
     for i in range(begin, end):
         out[i - begin] = centre(reader.image(i)[0], side)
         work.advance(1)
-    return begin, out
+    return out

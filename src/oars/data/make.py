@@ -60,9 +60,8 @@ def digits(out: Path, size: int, seed: int, workers: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", size), ("t10k", max(1, size // 6))):
         tasks = [(seed, part == "t10k", begin, min(1000, count - begin)) for begin in range(0, count, 1000)]
-        parts = sorted(work.each(_digits, tasks, min(workers, len(tasks)), work.Bar(f"drawing {part}", count)))
-        labels = b"".join(label for _, _, label in parts)
-        images = b"".join(pixels for _, pixels, _ in parts)
+        parts = list(work.each(_digits, tasks, min(workers, len(tasks)), work.Bar(f"drawing {part}", count)))
+        images, labels = (b"".join(each) for each in zip(*parts, strict=True))
         for name, head, data in (("images-idx3", struct.pack(">4I", 2051, count, 28, 28), images),
                                  ("labels-idx1", struct.pack(">2I", 2049, count), labels)):
             (out / f"{part}-{name}-ubyte.gz").write_bytes(zipped(head + data))
@@ -77,7 +76,7 @@ def zipped(data: bytes) -> bytes:
     return out.getvalue()
 
 
-def _digits(task: tuple[int, bool, int, int]) -> tuple[int, bytes, bytes]:
+def _digits(task: tuple[int, bool, int, int]) -> tuple[bytes, bytes]:
     from PIL import Image, ImageDraw
 
     seed, test, begin, count = task
@@ -96,4 +95,4 @@ def _digits(task: tuple[int, bool, int, int]) -> tuple[int, bytes, bytes]:
         small = np.asarray(canvas.resize((28, 28), Image.Resampling.BOX), np.float32)
         images[i] = np.clip(small + rng.normal(0, 6, small.shape) * (small > 0), 0, 255)
         work.advance(1)
-    return begin, images.tobytes(), labels.tobytes()
+    return images.tobytes(), labels.tobytes()

@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ def imagenet_like(out: Path, size: int, classes: int, side: int, damage: str, se
     tasks += [("val", begin, synsets, size, side, seed, {}, parts, order) for begin in range(0, len(order), 500)]
     bar = work.Bar("drawing", size + len(order))
     notes: dict[str, list[str]] = {}
-    for found in sorted(work.each(_part, tasks, workers, bar), key=repr):
+    for found in work.each(_part, tasks, workers, bar):
         for kind, name in found:
             notes.setdefault(kind, []).append(name)
     _train(out, parts, synsets, notes, "cut-archive" in kinds)
@@ -228,8 +229,6 @@ def spoil(kind: str, picture: Picture, xml: bytes, member: str, other: Picture) 
     elif kind == "bomb":  # a PNG header that claims 60000 × 60000 pixels
         png = bytearray(_save(Image.new("L", (8, 8)), "png"))
         png[16:24] = (60000).to_bytes(4, "big") * 2
-        import zlib
-
         png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
         jpeg = bytes(png)
     elif kind == "box-range":

@@ -26,19 +26,20 @@ def higgs_like(out: Path, size: int, seed: int, workers: int) -> None:
     """HIGGS.csv.gz as published: label, 21 low-level features, 7 masses, all divided by their means."""
     out.mkdir(parents=True, exist_ok=True)
     tasks = [(seed, begin, min(_PART, size - begin)) for begin in range(0, size, _PART)]
-    parts = sorted(work.each(_events, tasks, min(workers, len(tasks)), work.Bar("colliding", size, "events")))
-    (out / "HIGGS.csv.gz").write_bytes(b"".join(zipped(text) for _, text in parts))
+    with open(out / "HIGGS.csv.gz", "wb") as file:  # gzip streams one after another are one
+        for text in work.each(_events, tasks, min(workers, len(tasks)), work.Bar("colliding", size, "events")):
+            file.write(text)
     print(f"{out}/HIGGS.csv.gz: {size:,} events")
 
 
-def _events(task: tuple[int, int, int]) -> tuple[int, bytes]:
+def _events(task: tuple[int, int, int]) -> bytes:
     seed, begin, count = task
     rng = np.random.default_rng([seed, begin])
     signal = rng.random(count) < 0.53  # the share in the real file
     table = np.column_stack([signal, features(rng, signal)])
     text = "\n".join(",".join(f"{value:.18e}" for value in row) for row in table) + "\n"
     work.advance(count)
-    return begin, text.encode()
+    return zipped(text.encode())
 
 
 def features(rng: np.random.Generator, signal: np.ndarray) -> np.ndarray:
@@ -161,22 +162,23 @@ def water_ice(out: Path, size: int, seed: int, workers: int) -> None:
     except ImportError:
         raise DataError("water-ice is written with h5py: pip install 'manyoars[data]'") from None
     out.mkdir(parents=True, exist_ok=True)
-    tasks = [(seed, begin, min(100, size - begin)) for begin in range(0, size, 100)]
+    tasks = [(seed, begin, min(25, size - begin)) for begin in range(0, size, 25)]
     with h5py.File(out / "water-ice.h5", "w") as file:
         images = file.create_dataset("images", (size, _SIDE, _SIDE), np.uint16, chunks=(1, _SIDE, _SIDE))
         labels = file.create_dataset("labels", (size,), np.uint8)
-        for begin, pixels, kinds in work.each(_shots, tasks, min(workers, len(tasks)), work.Bar("exposing", size)):
-            images[begin:begin + len(pixels)], labels[begin:begin + len(pixels)] = pixels, kinds
+        shots = work.each(_shots, tasks, min(workers, len(tasks)), work.Bar("exposing", size))
+        for (_, begin, count), (pixels, kinds) in zip(tasks, shots, strict=True):
+            images[begin:begin + count], labels[begin:begin + count] = pixels, kinds
     print(f"{out}/water-ice.h5: {size:,} images")
 
 
-def _shots(task: tuple[int, int, int]) -> tuple[int, np.ndarray, np.ndarray]:
+def _shots(task: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     seed, begin, count = task
     rng = np.random.default_rng([seed, begin])
     kinds = rng.integers(0, 2, count, np.uint8)
     shots = np.stack([shot(rng, bool(kind)) for kind in kinds])
     work.advance(count)
-    return begin, shots, kinds
+    return shots, kinds
 
 
 def shot(rng: np.random.Generator, ice: bool) -> np.ndarray:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +68,11 @@ def pack(source: Path, out: Path, annotations: Path | None = None, labels: Path 
 
 
 class _locked:
-    """Holds OUT against a second pack into it."""
+    """Holds OUT against a second pack into it.
+
+    Workers share the lock. So when a pack was killed, the next one begins only once its orphans are gone too: they
+    notice within a second, or an image.
+    """
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -78,10 +83,14 @@ class _locked:
             self._file = open(self._out / ".work" / "lock", "w")
         except OSError as error:
             raise DataError(f"cannot write to {self._out}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"another pack into {self._out} is running") from None
+        until = time.monotonic() + 5
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > until:
+                    raise DataError(f"another pack into {self._out} is running") from None
+                time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -155,7 +164,7 @@ class Packing:
         elif json.loads(note.read_bytes()) != plan:
             raise DataError(f"{self.out} holds an unfinished pack of another source, or with other options: remove it, "
                             "or choose another OUT")
-        for folder in (self.work, self.out):
+        for folder in (self.work, self.out, self.out / "quarantine"):
             for left in folder.glob("*.tmp"):
                 left.unlink()
 
@@ -211,13 +220,15 @@ class Packing:
         self._quarantine(rejected)
         facts = {"format": shards.FORMAT, "plan": self.plan, "samples": len(index), "shards": made,
                  "labels": hashlib.sha256(labels).hexdigest(), "index": zlib.crc32(index.tobytes()),
-                 "listed": len(self.images.names), "counts": dict(sorted(counts.items()))}
+                 "listed": len(self.images.names), "counts": dict(sorted((+counts).items()))}
         shards.write_whole(self.out / "manifest.json", shards.encode_manifest(facts))
         print("\n".join(report(self.out, facts)))
 
     def _quarantine(self, rejected: list[dict[str, Any]]) -> None:
         """What was left out: a line for each with the reason, and the bytes under the number of the line."""
-        lines, part = [], self.out / f"quarantine.tar.{os.getpid()}.tmp"
+        folder = self.out / "quarantine"
+        folder.mkdir(exist_ok=True)
+        lines, part = [], self.work / "files.tmp"
         with open(part, "wb") as out:
             for line, each in enumerate(rejected):
                 place = each.pop("place", None)
@@ -229,8 +240,8 @@ class Packing:
                     out.write(tar.header(f"{line + 1:06d}.bin", len(data)) + data + tar.padding(len(data)))
             out.write(tar.END)
             shards.sync_close(out)
-        os.replace(part, self.out / "quarantine.tar")
-        shards.write_whole(self.out / "quarantine.jsonl", "".join(f"{line}\n" for line in lines).encode())
+        os.replace(part, folder / "files.tar")
+        shards.write_whole(folder / "reasons.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
 def report(out: Path, facts: dict[str, Any]) -> list[str]:

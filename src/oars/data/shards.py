@@ -3,7 +3,7 @@
     OUT/shard-000000.tar ...   members 00000042.jpg, 00000042.cls (the label), 00000042.json (name, class, size, boxes)
     OUT/index.npy              per sample: shard, label, and where its image and its JSON lie, with a CRC-32 of each
     OUT/labels.json            class name -> label: 0, 1, ... in the order of the sorted names
-    OUT/quarantine.jsonl, .tar what was left out, why, and its bytes
+    OUT/quarantine/            what was left out: reasons.jsonl says why, files.tar has the bytes, by number of the line
     OUT/manifest.json          the shards with their SHA-256, counts, and a checksum of itself; written last
 
 The manifest is the last thing written, so a folder that has one is complete. ``Reader`` maps the shards into memory and
@@ -15,9 +15,11 @@ theirs is made from the headers when they are opened.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import mmap
 import os
+import re
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -122,6 +124,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: restore it, or pack again")
     if facts.get("format") != FORMAT:
         raise DataError(f"{path} is of format {facts.get('format')!r}, this version reads {FORMAT!r}")
+    # The checksum is against accidents. Somebody may have written the file on purpose: it must not name other files.
+    try:
+        good = all(re.fullmatch(r"shard-\d+\.tar", shard["name"]) and isinstance(shard["samples"], int)
+                   and isinstance(shard["bytes"], int) for shard in facts["shards"])
+        good = good and all(isinstance(facts[key], int) for key in ("samples", "index")) and facts["samples"] >= 0
+    except (KeyError, TypeError):
+        good = False
+    if not good:
+        raise DataError(f"{path} does not describe shards: pack again")
     return facts
 
 
@@ -138,8 +149,7 @@ class Reader:
             facts = read_manifest(self.path)
             self.classes = _labels(self.path, facts["labels"])
             self._files = [self.path / shard["name"] for shard in facts["shards"]]
-            self.index = _index(self.path, facts)
-            self._has_crc = True
+            self.index, self._has_crc = _index(self.path, facts), True
         else:
             self._files = sorted(self.path.glob("*.tar")) if self.path.is_dir() else [self.path]
             if not self._files:
@@ -169,16 +179,14 @@ class Reader:
         """All of sample ``i``: key, image (encoded), label, class, name, width, height, boxes (n × 4, from 0 to 1:
         xmin, ymin, xmax, ymax), and whatever else its JSON holds."""
         row = self._row(i)
-        image, meta = bytes(self._bytes(i, row, "image")), {}
+        image, meta, boxes = bytes(self._bytes(i, row, "image")), {}, np.zeros((0, 4), np.float32)
         if row["meta_size"]:
             text = bytes(self._bytes(i, row, "meta"))
             try:
                 meta = json.loads(text)
-            except (ValueError, RecursionError):
-                raise DataError(f"{self._place(i, row)}: its JSON cannot be parsed") from None
-            if not isinstance(meta, dict):
-                raise DataError(f"{self._place(i, row)}: its JSON is no object")
-        boxes = np.asarray(meta.pop("boxes", []), np.float32).reshape(-1, 4)
+                boxes = np.asarray(meta.pop("boxes", []), np.float32).reshape(-1, 4)
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                raise DataError(f"{self._place(i, row)}: its JSON is not that of a sample") from None
         return {"key": f"{int(i):08d}", **meta, "image": image, "label": int(row["label"]), "boxes": boxes}
 
     def _row(self, i: int) -> Any:
@@ -199,6 +207,8 @@ class Reader:
         if shard in self._maps:
             self._maps.move_to_end(shard)
             return self._maps[shard]
+        if shard >= len(self._files):
+            raise DataError(f"{self.path / 'index.npy'} names shard {shard} of {len(self._files)}: pack again")
         path = self._files[shard]
         try:
             with open(path, "rb") as file:
@@ -225,22 +235,35 @@ def _labels(folder: Path, stated: str) -> list[str]:
         raise DataError(f"{path}: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != stated:
         raise DataError(f"{path} is not the file that was packed (SHA-256 differs): restore it, or pack again")
-    return sorted(labels := json.loads(data), key=labels.__getitem__)
+    labels = json.loads(data)
+    if not isinstance(labels, dict) or list(labels.values()) != list(range(len(labels))):
+        raise DataError(f"{path} is no label map: pack again")
+    return list(labels)
 
 
 def _index(folder: Path, facts: dict[str, Any]) -> np.ndarray:
     """The index, mapped into memory, after its checksum was compared."""
     path = folder / "index.npy"
+    head = _npy_head(facts["samples"])
     try:
-        data = np.load(path, mmap_mode="r", allow_pickle=False)
-        good = data.dtype == ROW and data.shape == (facts["samples"],) and zlib.crc32(data) == facts["index"]
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; pack again, or restore it") from None
-    except (ValueError, OSError, EOFError, SyntaxError):  # NumPy evaluates the header as a literal
-        good = False
-    if not good:
+        with open(path, "rb") as file:
+            good = file.read(len(head)) == head and os.fstat(file.fileno()).st_size == (
+                len(head) + facts["samples"] * ROW.itemsize)
+        rows = np.zeros(0, ROW)
+        if good and facts["samples"]:  # an empty file cannot be mapped
+            rows = np.asarray(np.memmap(path, ROW, "r", len(head), (facts["samples"],)))  # a plain array is read faster
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; pack again, or restore it") from None
+    if not good or zlib.crc32(rows.tobytes()) != facts["index"]:
         raise DataError(f"{path} is damaged: restore it, or pack again")
-    return data
+    return rows
+
+
+def _npy_head(samples: int) -> bytes:
+    """What a .npy file of so many rows begins with; compared, not parsed, so a damaged one is never acted upon."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": ROW.descr, "fortran_order": False, "shape": (samples,)})
+    return out.getvalue()
 
 
 def _scan(files: list[Path]) -> np.ndarray:

@@ -37,32 +37,39 @@ def advance(items: int, size: int = 0) -> None:
 
 
 def each(function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, bar: Bar | None = None) -> Iterator[Any]:
-    """The results of ``function(task)``, as they come; ``function`` must be importable."""
-    waiting = iter(tasks)
+    """The results of ``function(task)`` in the order of the tasks; ``function`` must be importable."""
+    waiting = enumerate(tasks)
     pool = [_Worker(function) for _ in range(workers)]
-    busy: dict[Any, _Worker] = {}
+    busy: dict[Any, tuple[_Worker, int]] = {}
+    early: dict[int, Any] = {}
+    due = 0
     try:
         with bar or contextlib.nullcontext():
             for worker in pool:
                 _next(worker, waiting, busy)
             while busy:
                 for pipe in multiprocessing.connection.wait(list(busy)):
-                    kind, value = busy[pipe].receive()
+                    worker, number = busy[pipe]
+                    kind, value = worker.receive()
                     if kind == "progress":
                         if bar:
                             bar.advance(*value)
                         continue
-                    _next(busy.pop(pipe), waiting, busy)
-                    yield value
+                    del busy[pipe]
+                    _next(worker, waiting, busy)
+                    early[number] = value
+                while due in early:
+                    yield early.pop(due)
+                    due += 1
     finally:
         for worker in pool:
             worker.end()
 
 
-def _next(worker: _Worker, waiting: Iterator[Any], busy: dict[Any, _Worker]) -> None:
-    for task in waiting:
+def _next(worker: _Worker, waiting: Iterator[tuple[int, Any]], busy: dict[Any, tuple[_Worker, int]]) -> None:
+    for number, task in waiting:
         worker.give(task)
-        busy[worker.pipe] = worker
+        busy[worker.pipe] = worker, number
         return
 
 
@@ -129,7 +136,7 @@ def _serve(function: Callable[[Any], Any], pipe: Any, parent: int) -> None:
 
     _report = report
     while True:
-        while not pipe.poll(1):
+        while not pipe.poll(0.2):
             if os.getppid() != parent:
                 os._exit(1)
         try:
