@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slurm lint bench bench-images bench-recovery chaos clean
+.PHONY: help demo test test-slurm lint bench bench-images bench-rows bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,6 +15,7 @@ help:
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm and munge)"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
+	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
@@ -36,6 +37,9 @@ lint: .venv/dev
 
 bench: .venv/run
 	@$(BIN)/python bench/table.py $(ARGS)
+
+bench-rows: .venv/bench
+	@$(BIN)/python bench/data_rows.py $(ARGS)
 
 bench-images: .venv/dev
 	@$(BIN)/python bench/data_images.py $(ARGS)
@@ -63,4 +67,9 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
+	@touch $@ .venv/run
+
+.venv/bench: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what the benches need (torch is large: about a minute)"
+	@$(PIP) -e '.[torch,data,bench]' | $(SHOW)
 	@touch $@ .venv/run

@@ -118,6 +118,17 @@ def test_bad_rows_are_left_out_and_counted(tmp_path):
     assert len(oars.data.open(path, types={"a": int}, on_bad="skip")) == 3
 
 
+def test_bad_rows_are_numbered_rightly_in_large_files(tmp_path):
+    lines = [f"{i},{'y' * 50}" for i in range(40_000)]  # 2 MB: several of the parser's blocks
+    for row in (7, 12_345, 39_999):
+        lines[row] += ",more"
+    data = oars.data.open(write(tmp_path, "a,b\n" + "\n".join(lines) + "\n"), on_bad="skip")
+    assert [bad.row for bad in data.bad] == [7, 12_345, 39_999] and len(data) == 39_997
+    found = data.values("a")
+    assert found.tolist() == [i for i in range(40_000) if i not in (7, 12_345, 39_999)]
+    assert data[12_344]["a"] == 12_346 and data[-1]["a"] == 39_998
+
+
 @pytest.mark.parametrize("text, reason", [
     (b"a,b\n1,x\n2,\xff\xfe\n3,z\n", "row 1, byte 8: not UTF-8"),
     (b"a,b\n1,x\n2,\"never\nclosed\n", "row 1, byte 8: a quote is opened and never closed"),

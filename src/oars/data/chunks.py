@@ -13,6 +13,7 @@ import numpy as np
 from oars.data.errors import DataError
 from oars.data.reader import File
 
+_SMALL = 1 << 16  # gzip grows by 1032 at most: so few bytes need no bound, and without one it is faster
 _CACHE = 32 << 20  # bytes of unpacked chunks kept for the rows that are asked for next
 
 
@@ -58,7 +59,7 @@ class Chunked:
         if self.chunk[1:] == self.shape[1:]:  # as most are: a chunk is some whole rows
             for number in range(start // rows, (stop - 1) // rows + 1):
                 first, last = max(number * rows, start), min((number + 1) * rows, stop)
-                chunk = self._chunk((number, *(0 for _ in self.chunk[1:])))
+                chunk = self._chunk((number, *(0 for _ in self.chunk[1:])), keep=last - first < rows)
                 out[first - start : last - start] = chunk[first - number * rows : last - number * rows]
             return out
         axes = [range(start // rows, (stop - 1) // rows + 1), *map(range, self._grid[1:])]
@@ -75,7 +76,8 @@ class Chunked:
             out[target] = chunk[source]
         return out
 
-    def _chunk(self, where: tuple[int, ...]) -> np.ndarray:
+    def _chunk(self, where: tuple[int, ...], keep: bool = True) -> np.ndarray:
+        """A chunk, unpacked; ``keep`` it if other rows of it may be asked for next."""
         key = 0
         for at, size in zip(where, self._grid, strict=True):
             key = key * size + at
@@ -84,7 +86,8 @@ class Chunked:
             self._kept.move_to_end(key)
             return kept
         chunk = self._unpacked(key, where)
-        self._kept[key] = chunk
+        if keep:
+            self._kept[key] = chunk
         while len(self._kept) > 1 and len(self._kept) * self.chunk_bytes > _CACHE:
             self._kept.popitem(last=False)
         return chunk
@@ -116,6 +119,8 @@ class Chunked:
 def _gunzip(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:
     unpacker = zlib.decompressobj()
     try:
+        if len(data) <= _SMALL:
+            return zlib.decompress(data, bufsize=chunked.chunk_bytes)
         out = unpacker.decompress(data, chunked.chunk_bytes + 5)  # a checksum may be inside
     except zlib.error as error:
         raise DataError(f"{place()}: a damaged chunk ({error})") from None

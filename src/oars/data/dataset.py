@@ -34,7 +34,7 @@ else:
     except ImportError:  # feeds Keras or tf.data, then
         _Dataset = object
 
-_PIECE = 16 << 20  # bytes read at a time when all rows are wanted
+_PIECE = 8 << 20  # bytes read at a time when all rows are wanted
 
 
 class Columns:

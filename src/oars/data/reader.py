@@ -71,12 +71,13 @@ class File:
         fd = self._descriptor()
         try:
             done = os.preadv(fd, [buffer], offset)
-            while done < len(buffer):
-                got = os.preadv(fd, [buffer[done:]], offset + done)
-                if got == 0:
-                    missing = len(buffer) - done
-                    raise DataError(f"{self.path}, byte {offset + done}: the file ends here, {missing} bytes too early")
-                done += got
+            if done < buffer.nbytes:
+                rest = buffer.cast("B")
+                while done < buffer.nbytes and (got := os.preadv(fd, [rest[done:]], offset + done)):
+                    done += got
+            if done < buffer.nbytes:
+                missing = buffer.nbytes - done
+                raise DataError(f"{self.path}, byte {offset + done}: the file ends here, {missing} bytes too early")
         finally:
             if fd != self._fd:
                 os.close(fd)
@@ -169,6 +170,7 @@ class Flat:
             self.row_bytes *= size
         self.stride = self.row_bytes if stride is None else stride
         self._native = dtype.newbyteorder("=")
+        self._plain = self.stride == self.row_bytes and dtype == self._native
         end = offset + (rows - 1) * self.stride + self.row_bytes if rows else 0
         if min(offset, rows, self.stride, *shape, 0) < 0 or end > file.size:
             what = f"{name}: " if name else ""
@@ -185,6 +187,10 @@ class Flat:
         if rows <= 0 or self.row_bytes == 0:
             return np.zeros((max(rows, 0), *self.shape), self._native)
         at = self.offset + start * self.stride
+        if self._plain:
+            rows_: np.ndarray = np.empty((rows, *self.shape), self.dtype)
+            self.file.read_into(rows_.data, at)
+            return rows_
         if self.stride != self.row_bytes and self.row_bytes >= _PAGE:
             out = np.empty((rows, self.row_bytes), np.uint8)
             for row in range(rows):
@@ -197,7 +203,7 @@ class Flat:
     def of(self, raw: np.ndarray, offset: int, rows: int, stride: int) -> np.ndarray:
         """Rows that lie in bytes, ``stride`` apart, in this machine's byte order and without gaps."""
         values: np.ndarray = np.ndarray((rows, *self.shape), self.dtype, raw.data, offset, (stride, *self._inner))
-        return values if stride == self.row_bytes and self.dtype == self._native else values.astype(self._native)
+        return values.astype(self._native)
 
 
 class FlatReader(Reader):
