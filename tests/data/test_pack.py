@@ -212,6 +212,19 @@ def test_a_folder_a_tar_a_compressed_tar_and_a_list_give_the_same_images(tmp_pat
     assert np.allclose(pixels, [5, 6, 20, 30], atol=1e-3)
 
 
+def test_many_alike_and_unreadable_files_are_told(tmp_path):
+    want = some_images(tmp_path / "src")
+    for n in range(5):
+        (tmp_path / "src" / "cat" / f"again-{n}.jpg").write_bytes(want["dog/0.jpg"])
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(
+        f"src/{p.relative_to(tmp_path / 'src')},{p.parent.name}\n" for p in sorted((tmp_path / "src").rglob("*.jpg")))
+        + "src/cat,cat\nsrc/nosuch.jpg,cat\n")
+    report = oars("pack", tmp_path / "list.csv", tmp_path / "out").stdout
+    assert "6 of 12 images" in report  # cat/again-0.jpg comes first, and stays
+    for line in ("4  duplicate\n", "1  duplicate of another class\n", "1  unreadable\n", "1  no such file\n"):
+        assert line in report
+
+
 def test_labels_are_those_of_a_given_map(tmp_path):
     some_images(tmp_path / "src")
     (tmp_path / "map.txt").write_text("zebra\ndog\ncat\n")

@@ -172,10 +172,8 @@ class Packing:
         images = self.images
         for number in range(int(self.cuts[k]), int(self.cuts[k + 1])):
             i = int(self.order[number])
-            file = images.file[i]
-            path = images.files[file] if file >= 0 else images.files[0] / images.names[i]
-            yield Entry(number, i, images.names[i], images.classes[i], self.labels[images.classes[i]], str(path),
-                        images.offset[i], images.size[i], images.notes(i))
+            yield Entry(number, i, images.names[i], images.classes[i], self.labels[images.classes[i]],
+                        str(images.path(i)), images.offset[i], images.size[i], images.notes(i))
 
     def _drop_duplicates(self) -> None:
         """Of images with the same bytes keep the one that is first in the source."""
@@ -186,11 +184,9 @@ class Packing:
         seen = np.sort(np.concatenate(parts), order=["head", "tail", "place"])
         same = (seen["head"][1:] == seen["head"][:-1]) & (seen["tail"][1:] == seen["tail"][:-1])
         drops: dict[int, dict[int, int]] = {}
+        first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(seen))))  # of those alike
         for j in np.flatnonzero(same) + 1:
-            first = j - 1
-            while first and same[first - 1]:
-                first -= 1
-            drops.setdefault(int(seen["shard"][j]), {})[int(seen["number"][j])] = int(seen["place"][first])
+            drops.setdefault(int(seen["shard"][j]), {})[int(seen["number"][j])] = int(seen["place"][first[j]])
         for k, firsts in drops.items():
             redraft(self.work, k, {number: (self.images.names[place], self.images.classes[place])
                                    for number, place in firsts.items()})
@@ -218,6 +214,7 @@ class Packing:
         os.replace(self.work / "index.tmp", self.out / "index.npy")
         shards.write_whole(self.out / "labels.json", labels)
         self._quarantine(rejected)
+        _sync_folder(self.out)
         facts = {"format": shards.FORMAT, "plan": self.plan, "samples": len(index), "shards": made,
                  "labels": hashlib.sha256(labels).hexdigest(), "index": zlib.crc32(index.tobytes()),
                  "listed": len(self.images.names), "counts": dict(sorted((+counts).items()))}
@@ -233,15 +230,20 @@ class Packing:
             for line, each in enumerate(rejected):
                 place = each.pop("place", None)
                 lines.append(json.dumps(each, sort_keys=True, ensure_ascii=True))
-                if place is not None and self.images.size[place] <= MAX_BYTES:
-                    file = self.images.file[place]
-                    path = self.images.files[file] if file >= 0 else self.images.files[0] / self.images.names[place]
-                    data = read(str(path), self.images.offset[place], self.images.size[place])
+                if place is not None and each["kind"] != "unreadable" and self.images.size[place] <= MAX_BYTES:
+                    data = read(str(self.images.path(place)), self.images.offset[place], self.images.size[place])
                     out.write(tar.header(f"{line + 1:06d}.bin", len(data)) + data + tar.padding(len(data)))
             out.write(tar.END)
             shards.sync_close(out)
         os.replace(part, folder / "files.tar")
         shards.write_whole(folder / "reasons.jsonl", "".join(f"{line}\n" for line in lines).encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names of files on disk, not only the files: a manifest must not outlive a shard."""
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
 
 
 def report(out: Path, facts: dict[str, Any]) -> list[str]:

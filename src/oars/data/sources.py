@@ -51,6 +51,10 @@ class ImageSet:
         self.offset.append(offset)
         self.size.append(size)
 
+    def path(self, i: int) -> Path:
+        """The file that holds image ``i``: an archive, or the image itself."""
+        return self.files[self.file[i]] if self.file[i] >= 0 else self.files[0] / self.names[i]
+
     def notes(self, i: int) -> Notes | None:
         """What is noted of image ``i``: under its whole name (lists), or under that of the file (ImageNet)."""
         return self.boxes.get(self.names[i]) or self.boxes.get(stem(self.names[i]))
