@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 PLAIN = [sys.executable, str(HERE / "train.py")]
 DDP = [sys.executable, str(HERE / "train_ddp.py")]
+APART = [sys.executable, str(HERE / "apart.py")]
 PARTS = ("ddp", "one", "scaling", "gpu")
 
 # net: global batch, steps before the clock starts, timed steps; a run takes a few seconds on two cores
@@ -208,7 +209,7 @@ def scaling(report, repeats, quick):
         args = work(net, SCALING)
         sides = [([*PLAIN, *args], 1)]
         sides += [([*oars(n), *args], 1) for n in counts]
-        sides += [([*DDP, "-n", str(n), *args], 1) for n in counts[1:]]
+        sides += [([*other, "-n", str(n), *args], 1) for other in (DDP, APART) for n in counts[1:]]
         try:
             results = alternate(sides, repeats)
         except (Failed, subprocess.TimeoutExpired) as error:
@@ -224,13 +225,13 @@ def scaling(report, repeats, quick):
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.title = f"{net}: strong scaling against one process, one thread a rank, global batch {SCALING[net][0]}"
-        for column in ("ranks", "step", "efficiency", "DDP's efficiency"):
+        for column in ("ranks", "step", "efficiency", "DDP's", "of as many that never talk"):
             table.add_column(column, justify="right")
         for i, n in enumerate(counts):
             runs = results[1 + i]
             step = statistics.median(r["step"] for r in runs)
-            theirs = efficiency(n, results[len(counts) + i]) if n > 1 else ""
-            table.add_row(str(n), f"{1000 * step:.4g} ms", efficiency(n, runs), theirs)
+            theirs = [efficiency(n, results[i + k * (len(counts) - 1) + 1]) if n > 1 else "" for k in (1, 2)]
+            table.add_row(str(n), f"{1000 * step:.4g} ms", efficiency(n, runs), *theirs)
         Console(width=110, highlight=False).print(table)
 
 

@@ -19,6 +19,7 @@ for, so there a *patient* world looks a few times and then sleeps between looks.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ import numpy as np
 from oars.engine.board import Board
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
+_LINE = 1 << 9  # bytes of an object that travel with its length
 _IN_HAND = "in hand"
 
 
@@ -69,9 +71,9 @@ class World:
     def places(self, comm: Any) -> list[tuple[int, int, str]]:
         """For each rank of ``comm``: its number, the number of the first rank on its node, its host. Collective."""
         node = comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        told = comm.allgather((self.origin, node.bcast(self.origin if node.rank == 0 else None), socket.gethostname()))
+        first = node.bcast(self.origin if node.rank == 0 else None)
         node.Free()
-        return told
+        return self.gather_objects(comm, (self.origin, first, socket.gethostname()))
 
     def settle(self, comm: Any, places: list[tuple[int, int, str]]) -> None:
         """From here on the ranks of ``comm`` are the world."""
@@ -129,26 +131,42 @@ class World:
                 row_type.Free()
             return whole
 
-        # Open MPI's Allgatherv may report success though a rank died before it gave its rows: all must meet behind it.
+        # Open MPI's Allgatherv (and no other collective that we use: all were tried) may report success though a rank
+        # died before it gave its rows: all must meet behind it.
         result = self._meet("gather", talk, None if self.survives else 0)
         if result is not whole:
             whole[...] = result
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
-        return self._meet("allgather", lambda: self.comm.allgather(value), 0)
+        return self._meet("allgather", lambda: self.gather_objects(self.comm, value), 0)
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
-        def talk() -> np.ndarray:
-            every = np.empty((self.size, *mine.shape), mine.dtype)
-            if self.patient:
-                self._wait(self.comm.Iallgather(mine, every), every)
-            else:
-                self.comm.Allgather(mine, every)
-            return every
+        return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size)
 
-        return self._meet("allgather", talk, mine.nbytes * self.size)
+    def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
+        every = np.empty((comm.size, *mine.shape), mine.dtype)
+        if self.patient:
+            self._wait(comm.Iallgather(mine, every), every)
+        else:
+            comm.Allgather(mine, every)
+        return every
+
+    def gather_objects(self, comm: Any, value: Any) -> list[Any]:
+        """Not mpi4py's, which is made of Allgatherv. What is short travels in the line that tells its length."""
+        data = np.frombuffer(pickle.dumps(value), np.uint8)
+        line = np.zeros(_LINE, np.uint8)
+        line[:8] = np.array([len(data)]).view(np.uint8)
+        line[8:] = np.resize(data, _LINE - 8)
+        every = self._gather_lines(comm, line)
+        lengths = every[:, :8].copy().view(np.int64)[:, 0]
+        longest = int(lengths.max())
+        if longest <= _LINE - 8:
+            every = every[:, 8:]
+        else:
+            every = self._gather_lines(comm, np.resize(data, longest))
+        return [pickle.loads(part[:length]) for part, length in zip(every, lengths, strict=True)]
 
     def together(self, kind: str, work: Callable[[], None]) -> None:
         """Do ``work``, which may use derived communicators, and wait until every rank has done it."""
@@ -159,8 +177,8 @@ class World:
         while True:
             try:
                 # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.
-                values = self._meet("broadcast", lambda: self.comm.allgather(make() if self.rank == 0 else None), 0,
-                                    adopted=False)
+                values = self._meet("broadcast", lambda: self.gather_objects(
+                    self.comm, make() if self.rank == 0 else None), 0, adopted=False)
                 return values[0]
             except RankLost:
                 pass
@@ -231,11 +249,20 @@ class World:
             self._abandoned.append((request, buffer))  # MPI may still look at them
             raise
 
+    def _somebody_fell(self) -> bool:
+        """Whether an error that says nothing of deaths came from one: non-blocking collectives give MPI_ERR_OTHER."""
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            if self.comm.Is_revoked() or self.fallen():
+                return True
+            time.sleep(0.001)
+        return False
+
     def _recover(self, error: Any, kind: str) -> Any:
         """Shrink to the survivors. The collective's result if anybody has it, else RankLost."""
         mpi = self._mpi
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
-        if not self.survives or error.Get_error_class() not in lost:
+        if not self.survives or (error.Get_error_class() not in lost and not self._somebody_fell()):
             raise error
         self.board.enter("recover")
         while True:
@@ -247,7 +274,7 @@ class World:
                 # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
                 # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
                 comm.Agree(1)
-                told = comm.allgather((self.origin, self._done))
+                told = self._gather_lines(comm, np.array([self.origin, self._done])).tolist()
                 furthest = max(done for _, done in told)
                 kept = None
                 if any(done < furthest for _, done in told):

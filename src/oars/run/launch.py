@@ -76,8 +76,12 @@ def require_mpirun() -> tuple[Path, str]:
 
 def survives(version: str) -> bool:
     """Whether ranks under this MPI outlive each other: Open MPI from 5 on has ULFM."""
+    return _open_mpi(version) >= 5 and not told_not_to_survive()
+
+
+def _open_mpi(version: str) -> int:
     found = re.search(r"Open MPI\) (\d+)", version)
-    return found is not None and int(found[1]) >= 5 and not told_not_to_survive()
+    return int(found[1]) if found else 0
 
 
 def told_not_to_survive() -> bool:
@@ -85,12 +89,15 @@ def told_not_to_survive() -> bool:
     return os.environ.get("OARS_SURVIVE") == "0"
 
 
-def mpirun_command(plan: dict[str, Any]) -> list[str]:
-    """mpirun with the flags for a plan's ranks on this host, up to the program."""
+def mpirun_command(plan: dict[str, Any], place: str) -> list[str]:
+    """mpirun with the flags for a plan's ranks on this host, up to the program; its own files go to ``place``."""
     mpirun, version, ranks, cores = plan["mpirun"], plan["mpi"], plan["ranks"], plan["cores"]
     if "Open MPI" not in version and "OpenRTE" not in version:
         return [mpirun, "-n", str(ranks)]
     command = [mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+    if _open_mpi(version) >= 5:
+        # By default it names them by its process id, and does not start where a killed one with that id left some.
+        command += ["--prtemca", "prte_local_tmpdir_base", place]
     if plan["survives"]:
         command += ["--with-ft", "ulfm", "--mca", "coll", "^han"]  # with han a death between hosts hangs the living
         for name in ("recoverable", "notify_errors"):  # for ranks that join, see oars.engine.joining

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from typing import Any
 
 VARIABLE = "OARS_STDIN"
@@ -20,9 +18,8 @@ VARIABLE = "OARS_STDIN"
 class StdinServer:
     """The supervisor's side: gives its stdin to whoever connects; ``serve`` is called when ``socket`` is readable."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="oars-")  # only this user can enter it
-        self.path = os.path.join(self._folder, "stdin")
+    def __init__(self, place: str) -> None:
+        self.path = os.path.join(place, "stdin")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(self.path)
         self.socket.listen(1)
@@ -37,9 +34,8 @@ class StdinServer:
                 pass
 
     def close(self) -> None:
-        """Stop listening and leave nothing behind."""
+        """Stop listening."""
         self.socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def take_stdin(path: str) -> None:

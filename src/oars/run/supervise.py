@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Supervisor:
         self.begun = False  # a rank has come to the script's first line, so all know each other
         self.stdin: StdinServer | None = None
         self.process: subprocess.Popen | None = None
+        self.place = tempfile.mkdtemp(prefix="oars-")  # sockets; only this user can enter it
         self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
@@ -82,6 +84,7 @@ class Supervisor:
         finally:
             if self.stdin is not None:
                 self.stdin.close()
+            shutil.rmtree(self.place, ignore_errors=True)
             self.stall.close()
             for name in os.listdir(self.folder):
                 if MARKS.match(name):
@@ -98,9 +101,10 @@ class Supervisor:
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
             return
-        mpirun = launch.mpirun_command(self.plan)
+        mpirun = launch.mpirun_command(self.plan, self.place)
         self.stall.start()
-        self.stdin = StdinServer()
+        if self.stdin is None:
+            self.stdin = StdinServer(self.place)
         env[STDIN_VARIABLE] = self.stdin.path
         with open(self.folder / "mpirun.log", "ab") as log:
             self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -119,6 +119,21 @@ def _passed_over(function: Any) -> Any:
     return call
 
 
+def _tracing(inner: Any) -> Any:
+    """``torch.jit.trace``: done for real when it is played too. What it makes shares its weights with the model."""
+    @functools.wraps(inner)
+    def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if tape.playing and not tape.busy:
+            example_inputs = standin.mapped(standin._held, example_inputs)
+        tape.busy += 1
+        try:
+            return inner(func, example_inputs, *args, **kwargs)
+        finally:
+            tape.busy -= 1
+
+    return trace
+
+
 def _transforming(inner: Any) -> Any:
     """``torch.func.vmap`` and the like: what they make of a function is called like a model."""
     return functools.wraps(inner)(lambda *args, **kwargs: _passed_over(inner(*args, **kwargs)))
@@ -348,6 +363,7 @@ def install(one_rank: bool) -> None:
     for name in ("vjp", "jvp", "linearize"):
         setattr(torch.func, name, _passed_over(getattr(torch.func, name)))
     torch.vmap = torch.func.vmap
+    torch.jit.trace = _tracing(torch.jit.trace)  # type: ignore[assignment]
     torch.amp.GradScaler.step = _scaling(torch.amp.GradScaler.step)  # type: ignore[method-assign]
     torch.amp.GradScaler.update = _stepped(torch.amp.GradScaler.update)  # type: ignore[method-assign]
     if one_rank:
