@@ -36,7 +36,7 @@ class Run:
 
     def grown(self, ranks: str) -> str:
         """The line that ``oars grow`` prints."""
-        out, err = (process := self.grow(ranks)).communicate(timeout=60)
+        out, err = (process := self.grow(ranks)).communicate(timeout=300)
         assert (process.returncode, err) == (0, ""), err
         return out
 
@@ -55,7 +55,7 @@ class Run:
     def end(self) -> tuple[str, str]:
         """What it printed, going fast from here on."""
         (self.cwd / "fast").touch()
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, err
         return out, err
 
@@ -65,7 +65,7 @@ class Run:
 
 
 def wait_for(true, what: str) -> None:
-    deadline = time.time() + 60
+    deadline = time.time() + 300
     while not true():
         assert time.time() < deadline, f"never: {what}"
         time.sleep(0.02)
@@ -119,13 +119,13 @@ def test_new_ranks_that_die_while_they_start_cost_nothing(tmp_path):
     process = run.grow("+2")
     wait_for((run.folder / "born-2").exists, "a new rank")
     run.kill(2)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert err == "oars: r did not grow: rank 2 died while it was starting\n"
     process = run.grow("+1")
     wait_for((run.folder / "ready-4").exists, "a new rank that is ready")
     run.kill(4)
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=300) == 1
     assert run.grown("3").startswith("r runs on 3 ranks from step ")
     out, err = run.end()
     as_alone(run, out, "keep")
@@ -137,10 +137,10 @@ def test_what_cannot_grow_says_so_and_what_to_do(tmp_path):
     one = Run(tmp_path / "one", 1)
     wait_for(lambda: one.steps() > 0, "a step")
     process = one.grow("+1")
-    assert process.communicate(timeout=60) == ("", "oars: r cannot grow while it goes (it has one rank, which does not "
-                                               "use MPI): stop it with SIGTERM, then oars resume r -n 2\n")
+    assert process.communicate(timeout=300) == ("", "oars: r cannot grow while it goes (it has one rank, which does "
+                                                "not use MPI): stop it with SIGTERM, then oars resume r -n 2\n")
     assert process.returncode == 2
     one.end()
     process = one.grow("3")
-    assert process.communicate(timeout=60) == ("", "oars: r is not going: oars resume r -n 3 goes on from its "
+    assert process.communicate(timeout=300) == ("", "oars: r is not going: oars resume r -n 3 goes on from its "
                                                "snapshot, if it has one\n")

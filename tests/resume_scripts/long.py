@@ -18,7 +18,7 @@ model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropo
                       nn.Linear(384, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 log = open("log.txt", "w")
-for epoch in range(16):
+for epoch in range(8):
     model.train()
     total, outputs = 0.0, []
     for images, labels in train:
@@ -31,7 +31,7 @@ for epoch in range(16):
         if "keep" in sys.argv:
             outputs.append(out.detach())
         log.write(f"{epoch} {loss.item():.4f}\n")
-        time.sleep(0 if os.path.exists("fast") else 0.15)
+        time.sleep(0 if os.path.exists("fast") else 0.3)
     spread = torch.cat(outputs).std().item() if outputs else 0.0
     model.eval()
     right = 0

@@ -19,7 +19,7 @@ from oars.adapt.tape import tape
 _NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
-def install(world: Any, played: bool) -> None:
+def install(world: Any) -> None:
     """Patch ``time``'s clocks; on one rank, only to record what they told (``oars.adapt.tape``)."""
     pid, main = os.getpid(), threading.main_thread()
 
@@ -36,15 +36,21 @@ def install(world: Any, played: bool) -> None:
 
         return read
 
-    sleep = time.sleep
-
-    @functools.wraps(sleep)
-    def passed_over(seconds: float) -> None:
-        if not (tape.playing and threading.current_thread() is main):
-            sleep(seconds)
-
-    if played:
-        time.sleep = random.for_scripts(sleep, passed_over)
     for name in _NAMES:
         true = getattr(time, name)
         setattr(time, name, random.for_scripts(true, agreed(name, true)))
+
+
+def pass_over_sleep() -> None:
+    """A script that is played does not sleep; to be called before it begins."""
+    sleep, main = time.sleep, threading.main_thread()
+
+    @functools.wraps(sleep)
+    def passed_over(seconds: float) -> None:
+        if tape.playing and threading.current_thread() is main:
+            return
+        if not tape.playing:
+            time.sleep = sleep
+        sleep(seconds)
+
+    time.sleep = random.for_scripts(sleep, passed_over)

@@ -75,6 +75,7 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
     giving_up.daemon = True
     giving_up.start()
     merged: Any = None
+    patient, world.patient = world.patient, True  # all must wait in the same way
     world.board.enter("join")
     try:
         try:
@@ -83,7 +84,7 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
             merged = across.Merge(high)
             merged.Set_errhandler(mpi.ERRORS_RETURN)
             places = world.places(merged)
-            told = merged.allgather(world.standing())
+            told = world.gather_objects(merged, world.standing())
             whole = True
         except mpi.Exception:
             if merged is not None:
@@ -95,6 +96,7 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
             whole = False
     finally:
         giving_up.cancel()
+        world.patient = patient
         world.board.leave(world.standing()[1])
     if whole:
         era, done = told[0]  # the first old rank's

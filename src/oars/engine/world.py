@@ -72,9 +72,9 @@ class World:
     def places(self, comm: Any) -> list[tuple[int, int, str]]:
         """For each rank of ``comm``: its number, the number of the first rank on its node, its host. Collective."""
         node = comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        told = comm.allgather((self.origin, node.bcast(self.origin if node.rank == 0 else None), socket.gethostname()))
+        first = node.bcast(self.origin if node.rank == 0 else None)
         node.Free()
-        return told
+        return self.gather_objects(comm, (self.origin, first, socket.gethostname()))
 
     def settle(self, comm: Any, places: list[tuple[int, int, str]]) -> None:
         """From here on the ranks of ``comm`` are the world."""
@@ -140,7 +140,7 @@ class World:
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
-        return self._meet("allgather", lambda: self._gather_objects(self.comm, value), 0)
+        return self._meet("allgather", lambda: self.gather_objects(self.comm, value), 0)
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
@@ -154,7 +154,7 @@ class World:
             comm.Allgather(mine, every)
         return every
 
-    def _gather_objects(self, comm: Any, value: Any) -> list[Any]:
+    def gather_objects(self, comm: Any, value: Any) -> list[Any]:
         """Not mpi4py's, which is made of Allgatherv. What is short travels in the line that tells its length."""
         data = np.frombuffer(pickle.dumps(value), np.uint8)
         line = np.zeros(_LINE, np.uint8)
@@ -178,7 +178,7 @@ class World:
         while True:
             try:
                 # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.
-                values = self._meet("broadcast", lambda: self._gather_objects(
+                values = self._meet("broadcast", lambda: self.gather_objects(
                     self.comm, make() if self.rank == 0 else None), 0, adopted=False)
                 return values[0]
             except RankLost:

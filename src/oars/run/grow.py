@@ -84,11 +84,12 @@ def _answer(folder: Path) -> dict[str, Any] | None:
     said = False
     since = time.monotonic()
     while True:
+        going = _goes_on(folder)
         try:
             return json.loads((folder / GROWN).read_text())
         except (OSError, ValueError):
             pass
-        if not _goes_on(folder):
+        if not going:
             return None
         if not said and time.monotonic() - since > 5 and not (folder / FOLDER).is_dir():
             said = True

@@ -190,6 +190,7 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
         _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
+    board.leave(0)
     share_stdin(world, plan["stdin_tty"])
     return world
 
@@ -204,7 +205,9 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
-        clock.install(world, played=not plan.keys().isdisjoint(("resume", "joining")))
+        clock.install(world)
+        if "joining" in plan or "resume" in plan:
+            clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
     if snapshots:
