@@ -183,7 +183,6 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
         if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    board.leave(0)
     world.apart, world.command = first > 0, rank_command()
     if world.size != plan["ranks"] and world.era == 0 and not first:
         library = MPI.Get_library_version().partition(",")[0].strip()
