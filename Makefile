@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-images bench-recovery chaos clean
+.PHONY: help demo test lint bench bench-images bench-rows bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
+	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
@@ -32,6 +33,9 @@ lint: .venv/dev
 
 bench: .venv/run
 	@$(BIN)/python bench/table.py $(ARGS)
+
+bench-rows: .venv/bench
+	@$(BIN)/python bench/data_rows.py $(ARGS)
 
 bench-images: .venv/dev
 	@$(BIN)/python bench/data_images.py $(ARGS)
@@ -59,4 +63,9 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
+	@touch $@ .venv/run
+
+.venv/bench: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what the benches need (torch is large: about a minute)"
+	@$(PIP) -e '.[torch,data,bench]' | $(SHOW)
 	@touch $@ .venv/run

@@ -27,8 +27,9 @@ scandir statvfs getxattr listxattr``
 
 All of ``os.path``, ``pathlib``, ``shutil``, ``glob``, ``gzip``, ``zipfile``, ``logging``, NumPy, Pillow, matplotlib
 and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, ``/proc``, ``/sys``, descriptors,
-compiler caches and the run folder are the same for all. Not caught: files that other programs write (they are
-seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time by the voice.
+the caches of compilers and of ``oars.data``, and the run folder are the same for all. Not caught: files that other
+programs write (they are seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time
+by the voice.
 
 When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real,
 ``held.py`` takes along what it has open, and the replacements above act as the voice's from then on.
@@ -53,6 +54,7 @@ from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.promotion import Promotion
 from oars.adapt.files.voice import Voice
+from oars.data import cache as data_cache
 
 _side: Voice | Overlay | None = None
 
@@ -141,6 +143,7 @@ def _same_for_all(folders: list[str]) -> list[str]:
         environ("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}",
         environ("TRITON_CACHE_DIR") or f"{home}/.triton",
         environ("TORCH_EXTENSIONS_DIR") or f"{home}/.cache/torch_extensions",
+        str(data_cache.folder()),
     ]
     spelled = [os.path.abspath(folder) for folder in folders]
     every = [*spelled, *map(real.realpath, spelled), "/dev", "/proc", "/sys"]
