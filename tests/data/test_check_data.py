@@ -115,7 +115,7 @@ def test_decoders_agree(packed):
     reader = Reader(packed / "train")
     for i in range(5):
         ours = centre(reader.image(i)[0], 48).ravel().astype(int)
-        assert np.abs(ours - other[i]).mean() < 1.5 and np.abs(ours - other[i]).max() < 40
+        assert np.abs(ours - other[i]).mean() < 2.5 and np.abs(ours - other[i]).max() < 60
 
 
 def test_large_images_are_decoded_smaller_and_look_the_same():

@@ -141,6 +141,13 @@ def test_text_that_is_no_csv_is_told(tmp_path, text, reason):
         oars.data.open(write(tmp_path, text))
 
 
+def test_thousands_of_columns(tmp_path):
+    wide = 20_000
+    lines = [",".join(f"column number {at}" for at in range(wide))] + [",".join([str(row)] * wide) for row in range(3)]
+    data = oars.data.open(write(tmp_path, "\n".join(lines)), label=0, dtype=np.float32)
+    assert data.shape == (3, wide - 1) and data[2][0].sum() == 2 * (wide - 1) and data[1][1] == 1
+
+
 def test_a_row_of_many_megabytes(tmp_path):
     long = "y" * (20 << 20)
     path = write(tmp_path, f"a,b\n1,x\n2,{long}\n3,z\n")

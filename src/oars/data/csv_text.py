@@ -14,7 +14,7 @@ from oars.data.errors import DataError
 from oars.data.reader import File
 
 DELIMITERS = ",\t;|"
-_HEAD = 1 << 16
+_HEAD, _LONGEST_HEAD = 1 << 16, 1 << 26
 _BLOCK = 1 << 18  # what pyarrow parses at a time: more does not fit the caches, and takes twice as long
 MISSING = ["", "#N/A", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "-NaN", "-nan"]  # in columns of numbers
 
@@ -41,7 +41,11 @@ def style_of(file: File, delimiter: str | None, header: bool | None, types: dict
     """Find out how ``file`` is written; what is given is not guessed."""
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\n\r' or not delimiter.isascii()):
         raise ValueError(f"delimiter={delimiter!r} is no single character that can part fields")
-    raw = file.read(0, min(_HEAD, file.size))
+    size = _HEAD
+    raw = file.read(0, min(size, file.size))
+    while raw.count(b"\n") < 2 and size < min(file.size, _LONGEST_HEAD):  # thousands of columns
+        size *= 4
+        raw = file.read(0, min(size, file.size))
     bom = 3 if raw.startswith(b"\xef\xbb\xbf") else 0
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{file.path}, byte 0: this is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")

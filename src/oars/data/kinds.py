@@ -7,8 +7,8 @@ from typing import Any
 
 from oars.data import unpack
 from oars.data.errors import DataError
-from oars.data.images import is_image
-from oars.data.reader import File, Reader
+from oars.data.images import ImageReader, is_image
+from oars.data.reader import Joined, Reader
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 _HEAD = 1 << 12
@@ -46,17 +46,17 @@ def kind_of(path: str) -> tuple[str, str | None]:
     how = unpack.method(head)
     if how:
         return _inside(path, unpack.peek(path, how, _HEAD), how)
-    return _told(path, head, size), None
+    return _told(path, head), None
 
 
 def _inside(path: str, head: bytes, how: str) -> tuple[str, str]:
-    kind = _told(path, head, None) if head else "csv"
+    kind = _told(path, head) if head else "csv"
     if kind not in ("csv", "idx", "pickle", "npy"):
         raise DataError(f"{path}: {how} around a {kind} file; unpack it first")
     return kind, how
 
 
-def _told(path: str, head: bytes, size: int | None) -> str:
+def _told(path: str, head: bytes) -> str:
     for magic, kind in (
         (b"CDF\x01", "netcdf"),
         (b"CDF\x02", "netcdf"),
@@ -89,12 +89,12 @@ def _told(path: str, head: bytes, size: int | None) -> str:
         return "csv"
     if b"\0" not in head:
         return "csv"
-    if _is_tfrecord(head, size):
+    if _is_tfrecord(head):
         return "tfrecord"
     raise DataError(f"{path}: none of the kinds of file that are read here (its first bytes are {head[:8]!r})")
 
 
-def _is_tfrecord(head: bytes, size: int | None) -> bool:
+def _is_tfrecord(head: bytes) -> bool:
     from oars.data import tfrecord
 
     return len(head) >= 12 and int.from_bytes(head[8:12], "little") == tfrecord.masked(head[:8])
@@ -134,103 +134,48 @@ def reader_of(path: str, columns: list[str] | None, given: dict[str, Any]) -> Re
                 + (f"; its options: {', '.join(OPTIONS[kind])}" if OPTIONS[kind] else "")
             )
     plain = unpack.unpacked(path, how) if how else path
-    return _READERS[kind](plain, path, columns, given)
+    return _reader(kind, plain, path, columns, given)
 
 
 def joined(path: str, files: list[str], columns: list[str] | None, given: dict[str, Any]) -> Reader:
     """Several files as one, in this order."""
-    from oars.data.reader import Joined
-
     readers = [reader_of(file, columns, given) for file in files]
     return readers[0] if len(readers) == 1 else Joined(path, readers)
 
 
-def _csv(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.csv import CsvReader
+def _reader(kind: str, plain: str, path: str, columns: list[str] | None, given: dict[str, Any]) -> Reader:
+    """``plain`` is the file to read, ``path`` what the user called it. Only what this kind needs is imported."""
+    match kind:
+        case "csv":
+            from oars.data.csv import CsvReader
 
-    return CsvReader(plain, shown=path, **given)
+            return CsvReader(plain, shown=path, **given)
+        case "hdf5":
+            from oars.data import hdf5, netcdf
 
+            told, is_netcdf = hdf5.describe(path)
+            if is_netcdf or "along" in given:
+                return netcdf.open_netcdf4(path, told, columns, given.get("along"), given.get("group"))
+            return hdf5.open_hdf5(path, told, columns, given.get("group"), given.get("layout"))
+        case "netcdf":
+            from oars.data.netcdf import ClassicReader
 
-def _hdf5(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data import hdf5, netcdf
+            return ClassicReader(path, columns, given.get("along"))
+        case "npy" | "npz":
+            from oars.data import numpy_files
 
-    told, is_netcdf = hdf5.describe(path)
-    if is_netcdf or "along" in given:
-        return netcdf.open_netcdf4(path, told, columns, given.get("along"), given.get("group"))
-    return hdf5.open_hdf5(path, told, columns, given.get("group"), given.get("layout"))
+            return numpy_files.open_npy(plain) if kind == "npy" else numpy_files.open_npz(path, columns=columns)
+        case "parquet" | "arrow":
+            from oars.data.arrow import ArrowReader
 
+            return ArrowReader(path, parquet=kind == "parquet", columns=columns)
+        case "idx" | "pickle":
+            from oars.data import idx
 
-def _netcdf(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.netcdf import ClassicReader
+            return idx.open_pickle(plain, path, **given) if kind == "pickle" else idx.open_idx(plain, path)
+        case "images":
+            return ImageReader(path)
+        case _:
+            from oars.data import samples
 
-    return ClassicReader(path, columns, given.get("along"))
-
-
-def _npy(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.numpy_files import open_npy
-
-    return open_npy(plain)
-
-
-def _npz(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.numpy_files import open_npz
-
-    return open_npz(path, columns=columns)
-
-
-def _arrow(plain: str, path: str, columns: Any, given: dict[str, Any], parquet: bool = False) -> Reader:
-    from oars.data.arrow import ArrowReader
-
-    return ArrowReader(path, parquet=parquet, columns=columns)
-
-
-def _parquet(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    return _arrow(plain, path, columns, given, True)
-
-
-def _idx(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.idx import open_idx
-
-    File(plain)
-    return open_idx(plain, path)
-
-
-def _pickle(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.idx import open_pickle
-
-    return open_pickle(plain, path, group=given.get("group"))
-
-
-def _images(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.images import ImageReader
-
-    return ImageReader(path)
-
-
-def _packed(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.samples import open_shards
-
-    return open_shards(path)
-
-
-def _tfrecord(plain: str, path: str, columns: Any, given: dict[str, Any]) -> Reader:
-    from oars.data.samples import open_tfrecord
-
-    return open_tfrecord(path)
-
-
-_READERS = {
-    "csv": _csv,
-    "hdf5": _hdf5,
-    "netcdf": _netcdf,
-    "npy": _npy,
-    "npz": _npz,
-    "parquet": _parquet,
-    "arrow": _arrow,
-    "idx": _idx,
-    "pickle": _pickle,
-    "images": _images,
-    "shards": _packed,
-    "tar": _packed,
-    "tfrecord": _tfrecord,
-}
+            return samples.open_tfrecord(path) if kind == "tfrecord" else samples.open_shards(path)
