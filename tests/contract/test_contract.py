@@ -75,7 +75,8 @@ def environment() -> dict[str, str]:
     """This process's, with the checkout on the path and one thread, which is what a rank on a small machine gets."""
     source = str(HERE.parent.parent / "src")
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH")) if p)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # else TensorFlow logs its process id
 
 
 def oars(n: int) -> list[str]:

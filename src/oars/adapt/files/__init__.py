@@ -43,6 +43,7 @@ import fcntl
 import getpass
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -75,6 +76,8 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
         _side = Overlay(str(rank), root, shared, ledger, [*through, root + "/"], _follow)
         atexit.register(close)
         patches.install_overlay(_side)
+    # With TensorFlow installed, tensorboard would write by its C++ file system; this makes it use Python's.
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     redirect = outside.redirect_for(_side)
     when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
     when_imported("h5py", lambda module: outside.patch_h5py(module, redirect))

@@ -20,7 +20,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from oars.adapt.files import real
@@ -124,8 +124,6 @@ def install_overlay(overlay: Overlay) -> None:
     _replace(swaps)
     _temporaries(overlay)
     shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # copies end in our write, which names a full overlay
-    # With TensorFlow installed, tensorboard would write by its C++ file system; this makes it use Python's.
-    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     sys.meta_path.insert(0, _OwnModules(overlay))
 
 
