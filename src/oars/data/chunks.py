@@ -59,8 +59,11 @@ class Chunked:
         if self.chunk[1:] == self.shape[1:]:  # as most are: a chunk is some whole rows
             for number in range(start // rows, (stop - 1) // rows + 1):
                 first, last = max(number * rows, start), min((number + 1) * rows, stop)
-                chunk = self._chunk((number, *(0 for _ in self.chunk[1:])), keep=last - first < rows)
-                out[first - start : last - start] = chunk[first - number * rows : last - number * rows]
+                where, part = (number, *(0 for _ in self.chunk[1:])), out[first - start : last - start]
+                if last - first == rows and out.dtype == self.dtype:  # all of it: unpack it right where it belongs
+                    self._unpacked(self._key(where), where, part)
+                else:
+                    part[:] = self._chunk(where)[first - number * rows : last - number * rows]
             return out
         axes = [range(start // rows, (stop - 1) // rows + 1), *map(range, self._grid[1:])]
         for where in itertools.product(*axes):
@@ -76,30 +79,32 @@ class Chunked:
             out[target] = chunk[source]
         return out
 
-    def _chunk(self, where: tuple[int, ...], keep: bool = True) -> np.ndarray:
-        """A chunk, unpacked; ``keep`` it if other rows of it may be asked for next."""
+    def _key(self, where: tuple[int, ...]) -> int:
         key = 0
         for at, size in zip(where, self._grid, strict=True):
             key = key * size + at
+        return key
+
+    def _chunk(self, where: tuple[int, ...]) -> np.ndarray:
+        """A chunk, unpacked, and kept: other rows of it may be asked for next."""
+        key = self._key(where)
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
             return kept
         chunk = self._unpacked(key, where)
-        if keep:
-            self._kept[key] = chunk
+        self._kept[key] = chunk
         while len(self._kept) > 1 and len(self._kept) * self.chunk_bytes > _CACHE:
             self._kept.popitem(last=False)
         return chunk
 
-    def _unpacked(self, key: int, where: tuple[int, ...]) -> np.ndarray:
+    def _unpacked(self, key: int, where: tuple[int, ...], out: np.ndarray | None = None) -> np.ndarray:
+        """A chunk as an array: ``out`` if given."""
         at = int(np.searchsorted(self._keys, key))
+        out = np.empty(self.chunk, self.dtype) if out is None else out
         if at == len(self._keys) or self._keys[at] != key:  # never written
-            return (
-                np.frombuffer(self._fill, self.dtype)
-                .repeat(self.chunk_bytes // self.dtype.itemsize)
-                .reshape(self.chunk)
-            )
+            out[...] = np.frombuffer(self._fill, self.dtype)[0]
+            return out
         mask, offset, size = self._places[at].tolist()
 
         def place() -> str:
@@ -108,12 +113,18 @@ class Chunked:
         if size > self.chunk_bytes * 2 + 4096:
             raise DataError(f"{place()}: a chunk of {size} bytes where {self.chunk_bytes} are wanted")
         data: Any = self.file.read(offset, size)
-        for number in reversed(range(len(self.filters))):
-            if not mask >> number & 1:
-                data = _UNDO[self.filters[number]](data, self, place)
+        used = [name for number, name in enumerate(self.filters) if not mask >> number & 1]
+        for name in reversed(used):
+            if name != "shuffle" or name is not used[0]:
+                data = _UNDO[name](data, self, place)
         if len(data) != self.chunk_bytes:
             raise DataError(f"{place()}: a chunk unpacks to {len(data)} bytes, not {self.chunk_bytes}")
-        return np.frombuffer(data, self.dtype).reshape(self.chunk)
+        raw = out.reshape(-1).view(np.uint8)
+        if used[:1] == ["shuffle"]:  # was done first, so it is undone last
+            unshuffle(np.frombuffer(data, np.uint8), raw, self.dtype.itemsize)
+        else:
+            raw[:] = np.frombuffer(data, np.uint8)
+        return out
 
 
 def _gunzip(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:
@@ -129,19 +140,20 @@ def _gunzip(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:
     return out
 
 
-def _unshuffle(data: Any, chunked: Chunked, place: Callable[[], str]) -> Any:
+def unshuffle(data: np.ndarray, out: np.ndarray, width: int) -> None:
     """First bytes of all numbers, then all second bytes, ...: back to numbers; what is left over stands as it is."""
-    width = chunked.dtype.itemsize
     count = len(data) // width
-    if width == 1 or count <= 1:
-        return data
-    raw = np.frombuffer(data, np.uint8)
-    numbers = np.empty(len(data), np.uint8)
-    columns = numbers[: count * width].reshape(count, width)
+    columns = out[: count * width].reshape(count, width)
     for at in range(width):
-        columns[:, at] = raw[at * count : (at + 1) * count]
-    numbers[count * width :] = raw[count * width :]
-    return numbers.data
+        columns[:, at] = data[at * count : (at + 1) * count]
+    out[count * width :] = data[count * width :]
+
+
+def _unshuffle(data: Any, chunked: Chunked, place: Callable[[], str]) -> Any:
+    """Where it is not the last thing to undo."""
+    out = np.empty(len(data), np.uint8)
+    unshuffle(np.frombuffer(data, np.uint8), out, chunked.dtype.itemsize)
+    return out.data
 
 
 def _fletcher(data: Any, chunked: Chunked, place: Callable[[], str]) -> bytes:

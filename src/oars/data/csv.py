@@ -95,8 +95,8 @@ class CsvReader(Reader):
         begins, after = self._index().starts(rows), self._index().starts(rows + 1)
         firsts = np.flatnonzero(np.diff(rows, prepend=-2) > 1)
         ends = np.stack([begins[firsts], after[np.append(firsts[1:], len(rows)) - 1]], axis=1)
-        data = bytearray(int((ends[:, 1] - ends[:, 0]).sum()) + len(ends))
-        view, at = memoryview(data), 0
+        data = np.empty(int((ends[:, 1] - ends[:, 0]).sum()) + len(ends), np.uint8)
+        view, at = data.data, 0
         for begin, end in ends.tolist():
             self._file.read_into(view[at : at + end - begin], begin)
             at += end - begin
