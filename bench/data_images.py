@@ -30,12 +30,14 @@ OTHERS = ("webdataset", "Pillow, loose files", "tf.data")
 def ours(folder, part, parts, shuffled):
     import numpy as np
 
-    from oars.data import decode, shards
+    import oars.data
+    from oars.data.transforms import resized_center_crop
 
-    reader = shards.Reader(folder / "shards/train")
-    order = np.random.default_rng(0).permutation(len(reader)) if shuffled else np.arange(len(reader))
-    for i in order[part::parts]:
-        yield decode.centre(reader.image(i)[0], SIDE, SIDE / SHORT)
+    data = oars.data.open(folder / "shards/train").transform(resized_center_crop(SIDE, SIDE / SHORT))
+    order = np.random.default_rng(0).permutation(len(data)) if shuffled else np.arange(len(data))
+    for batch in np.array_split(order[part::parts], -(-len(order) // 32)):  # as a loader asks for them
+        for image, _ in data.__getitems__(batch):
+            yield image
 
 
 def with_pillow(image):

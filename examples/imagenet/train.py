@@ -13,14 +13,14 @@ import math
 import os
 import time
 
-import numpy as np
 import torch
 from nets import build
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from oars.data import decode, shards
+import oars.data
+from oars.data.transforms import flip, random_resized_crop, resized_center_crop
 
 
 def arguments():
@@ -46,26 +46,6 @@ def arguments():
     p.add_argument("--out", default="imagenet-out", help="for checkpoints and TensorBoard")
     p.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
     return p.parse_args()
-
-
-class Images(Dataset):
-    """Images (uint8: a quarter of the bytes of floats) and labels; what is cut out depends on image and epoch only."""
-
-    def __init__(self, folder, size, train, seed=0, least_area=0.08):
-        self.shards = shards.Reader(folder)
-        self.size, self.train, self.seed, self.least_area, self.epoch = size, train, seed, least_area, 0
-
-    def __len__(self):
-        return len(self.shards)
-
-    def __getitem__(self, i):
-        data, label = self.shards.image(i)
-        if self.train:
-            rng = np.random.default_rng([self.seed, self.epoch, i])
-            pixels = decode.random_part(data, self.size, rng, (self.least_area, 1.0))
-        else:
-            pixels = decode.centre(data, self.size)
-        return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1), label
 
 
 def optimizer_of(args, model):
@@ -103,9 +83,9 @@ def follow(average, model, decay, step):
 
 
 def prepared(images, args, device):
-    """A batch on the device, from -1 to 1."""
-    layout = torch.channels_last if args.channels_last else torch.contiguous_format
-    return images.to(device, non_blocking=True).to(torch.float32, memory_format=layout) / 127.5 - 1
+    """A batch on the device, from -1 to 1. Pixels come as bytes, a quarter of the size of floats, colours last."""
+    images = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return images if args.channels_last else images.contiguous()
 
 
 def loss_of(output, labels, smoothing):
@@ -158,12 +138,13 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = True
-    training = Images(os.path.join(args.data, "train"), args.size, True, args.seed, args.least_area)
-    checking = Images(os.path.join(args.data, "val"), args.size, False)
+    part = random_resized_crop(args.size, (args.least_area, 1.0))  # another one in each epoch
+    training = oars.data.open(os.path.join(args.data, "train")).transform(part, flip(), seed=args.seed)
+    checking = oars.data.open(os.path.join(args.data, "val")).transform(resized_center_crop(args.size))
     options = {"batch_size": args.batch, "num_workers": args.workers, "pin_memory": device.type == "cuda"}
     loader = DataLoader(training, shuffle=True, drop_last=len(training) > args.batch, **options)
     check = DataLoader(checking, **options)
-    classes = len(training.shards.classes)
+    classes = len(training.classes)
 
     model = build(args.model, classes, args.width, args.size).to(device)
     if args.channels_last:
@@ -184,7 +165,7 @@ def main():
     os.makedirs(args.out, exist_ok=True)
     with SummaryWriter(args.out) as log:
         for epoch in range(first, args.epochs):
-            training.epoch = epoch  # workers are started for each epoch, and see it
+            training.set_epoch(epoch)
             loss, speed, waited = train(epoch, run, average, loader, optimizer, schedule, args, device, log)
             top1, top5 = evaluate(run_average, check, args, device)
             print(f"epoch {epoch + 1}: loss {loss:.4f}  top-1 {top1:.1%}  top-5 {top5:.1%}")

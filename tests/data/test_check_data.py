@@ -14,11 +14,13 @@ import pytest
 from PIL import Image
 from test_pack import ENV, oars
 
+import oars.data as oars_data
 from oars.data import shards, tfrecord
-from oars.data.decode import centre, decode, random_part
+from oars.data.decode import centre, decode
 from oars.data.make_images import draw, imagenet_like
 from oars.data.pack import pack
 from oars.data.shards import Reader
+from oars.data.transforms import resized_center_crop
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,17 @@ def test_decoders_agree(packed):
         assert np.abs(ours - other[i]).mean() < 2.5 and np.abs(ours - other[i]).max() < 60
 
 
+def test_what_opens_anything_opens_shards(packed):
+    data, reader = oars_data.open(packed / "train"), Reader(packed / "train")
+    small = data.transform(resized_center_crop(40))
+    assert len(data) == len(reader) and data.classes == reader.classes
+    for i in (0, 7, len(reader) - 1):
+        jpeg, label = reader.image(i)
+        pixels, found = data[i]
+        assert found == label and np.array_equal(pixels, decode(jpeg))
+        assert np.array_equal(small[i][0], centre(jpeg, 40))
+
+
 def test_large_images_are_decoded_smaller_and_look_the_same():
     data = draw(0, False, 0, 1, 900).jpeg
     full, small = decode(data), decode(data, 200)
@@ -125,9 +138,3 @@ def test_large_images_are_decoded_smaller_and_look_the_same():
     assert min(small.shape[:2]) >= 200
     wide = np.asarray(Image.fromarray(full).resize(small.shape[1::-1], Image.Resampling.BOX)).astype(int)
     assert np.abs(wide - small).mean() < 3
-
-
-def test_a_random_part_depends_on_its_seed_alone():
-    data = draw(0, False, 0, 1, 120).jpeg
-    first, again, other = (random_part(data, 64, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert first.shape == (64, 64, 3) and np.array_equal(first, again) and not np.array_equal(first, other)

@@ -75,24 +75,14 @@ def resize(pixels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, 
     return small[0].permute(1, 2, 0).numpy()
 
 
-def centre(data: bytes | memoryview, size: int, keep: float = 0.875) -> np.ndarray:
-    """The square middle of an image, ``keep`` of its shorter side, at ``size`` × ``size``: what evaluation looks at."""
-    pixels = decode(data, round(size / keep))
+def middle(pixels: np.ndarray, size: int, keep: float) -> np.ndarray:
+    """The square middle of an image, ``keep`` of its shorter side, at ``size`` × ``size``."""
     height, width = pixels.shape[:2]
     side = max(1, round(min(height, width) * keep))
     left, top = (width - side) // 2, (height - side) // 2
     return resize(pixels, (left, top, left + side, top + side), (size, size))
 
 
-def random_part(data: bytes | memoryview, size: int, rng: np.random.Generator,
-                area: tuple[float, float] = (0.08, 1.0)) -> np.ndarray:
-    """A random part of an image at ``size`` × ``size``, flipped half of the time: Inception's augmentation."""
-    share, aspect = rng.uniform(*area), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-    # How much of the image the part needs is known before decoding; small parts want all of its pixels.
-    pixels = decode(data, round(size / np.sqrt(share)))
-    height, width = pixels.shape[:2]
-    w = int(min(width, max(1, round(np.sqrt(share * height * width * aspect)))))
-    h = int(min(height, max(1, round(np.sqrt(share * height * width / aspect)))))
-    left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
-    out = resize(pixels, (left, top, left + w, top + h), (size, size))
-    return np.ascontiguousarray(out[:, ::-1]) if rng.random() < 0.5 else out
+def centre(data: bytes | memoryview, size: int, keep: float = 0.875) -> np.ndarray:
+    """The middle of an encoded image, of which no more is decoded than that needs."""
+    return middle(decode(data, round(size / keep)), size, keep)

@@ -113,6 +113,19 @@ class random_resized_crop:
         return decode_.resize(pixels, (left, top, left + wide, top + tall), (self.size, self.size))
 
 
+class resized_center_crop:
+    """The square middle, ``keep`` of the shorter side, brought to ``size`` x ``size``: resize and center_crop at once,
+    without resizing what is cut off."""
+
+    takes_encoded = True
+
+    def __init__(self, size: int, keep: float = 0.875) -> None:
+        self.size, self.keep = size, keep
+
+    def __call__(self, image: Any, rng: np.random.Generator | None) -> np.ndarray:
+        return decode_.middle(decode(image, round(self.size / self.keep)), self.size, self.keep)
+
+
 class flip:
     """Left and right change places, with probability ``p``."""
 
