@@ -8,8 +8,9 @@ from typing import Any
 
 from oars.adapt.tape import FOLDER
 from oars.cluster.place import Where, find
+from oars.folders import make_folder, stem_of
 from oars.run import launch
-from oars.run.plan import make_folder, make_plan, write_plan
+from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
 
@@ -20,7 +21,7 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     plan = make_plan(script, args, module, ranks, find(where), where.per_node, **options)
     if plan["ranks"] > 1:
         add_mpi(plan)
-    folder = make_folder(name, plan)
+    folder = make_folder(name, stem_of(script, module))
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + (
