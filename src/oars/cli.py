@@ -42,6 +42,10 @@ WAIT = """\
 example:
   oars wait train-20260102-120000 && oars submit evaluate.py
 """
+PIPELINE = """\
+example:
+  oars pipeline status pipeline.toml
+"""
 CANCEL = """\
 example:
   oars cancel train-20260102-120000
@@ -83,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             from oars.run.resume import resume
 
             return resume(args.run, args.ranks, where(args), args.quiet, args.snapshot)
-        if args.verb in ("jobs", "log", "wait", "cancel"):
+        if args.verb in ("jobs", "log", "wait", "cancel", "pipeline"):
             return _jobs(args)
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
@@ -117,6 +121,12 @@ def _job(argv: list[str]) -> int:
 def _jobs(args: argparse.Namespace) -> int:
     from oars.cluster import jobs
 
+    if args.verb == "pipeline":
+        from pathlib import Path
+
+        from oars.cluster.pipeline import show
+
+        return show(Path(args.file))
     if args.verb == "jobs":
         return jobs.jobs()
     if args.verb == "log":
@@ -132,6 +142,12 @@ def _submit(args: argparse.Namespace, flags: tuple[str, ...], script: str, scrip
 
     ask = Ask(which_queue(args.on), args.nodes, args.per_node, parse_time(args.time) if args.time else None, args.queue,
               args.account, args.gpus, args.env, flags, args.max_restarts)
+    if script.endswith(".toml") and not module:
+        from pathlib import Path
+
+        from oars.cluster import pipeline
+
+        return pipeline.submit(Path(script), args.name, ask, versions(), args.dry_run)
     check_module(script) if module else check_script(script)
     options(args)  # what oars run would refuse in the job
     command = ["oars", "run", *run_words(args), *(["-m"] if module else []), script, *script_args]
@@ -194,7 +210,7 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    if argv[:1] and argv[0] in ("resume", "log", "wait", "cancel"):  # they know their script
+    if argv[:1] and argv[0] in ("resume", "log", "wait", "cancel", "pipeline"):  # they know their script
         return argv, None
     at = 1
     while at < len(argv):
@@ -321,6 +337,10 @@ def _queue_verbs(verb: Callable[[str, str, str, str], Parser]) -> None:
     log.add_argument("--rank", type=number, metavar="R", help="what this rank printed")
     wait = verb("wait", "wait for a submitted run; its exit code is this command's", "oars wait RUN", WAIT)
     cancel = verb("cancel", "take a submitted run out of the queue, or end it", "oars cancel RUN", CANCEL)
+    pipeline = verb("pipeline", "the stages of a pipeline and their states", "oars pipeline status [pipeline.toml]",
+                    PIPELINE)
+    pipeline.add_argument("what", choices=("status",))
+    pipeline.add_argument("file", nargs="?", default="pipeline.toml", metavar="pipeline.toml")
     for one in (log, wait, cancel):
         one.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
 

@@ -35,14 +35,19 @@ def jobs() -> int:
     if not folders:
         print(f"oars: no submitted runs in {RUNS}", file=sys.stderr)
         return 0
-    rows = [("RUN", "JOB", "STATE", "")]
+    rows = [["RUN", "JOB", "STATE", ""]]
     for folder in folders:
         state = status(folder)
-        rows.append((folder.name, str(read(folder)["id"]), state.name, detail(folder, state)))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print("  ".join([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+        rows.append([folder.name, str(read(folder)["id"]), state.name, detail(folder, state)])
+    table(rows)
     return 0
+
+
+def table(rows: list[list[str]]) -> None:
+    """Print rows, their columns one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
 def detail(folder: Path, state: State) -> str:
@@ -98,6 +103,8 @@ def _asked(folder: Path) -> State:
     why = queues.said(folder)
     if why:
         return State("failed", why)
+    if state is None and not parts(folder):
+        return State("cancelled", "it never began")
     return State("failed", "it ended without a word, and the scheduler knows nothing of it") if state is None else state
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from oars.adapt.tape import FOLDER as SNAPSHOTS
 from oars.cluster import queues, slurm
 from oars.cluster.jobs import CANCELLED, PARTS, parts
+from oars.cluster.pipeline import write_manifest
 from oars.cluster.submit import QUEUES, is_run, read, write
 from oars.folders import JOB, RUNS, UsageError
 from oars.run.plan import versions
@@ -78,7 +79,9 @@ class Part:
         return [sys.executable, "-m", "oars", *words]
 
     def stop(self, number: int, frame: Any) -> None:
-        """The end is near: the run is to take a snapshot and stop."""
+        """The end is near: a run is to take a snapshot and stop; other commands use the time that is left."""
+        if number != signal.SIGTERM and not is_run(self.command):
+            return
         first, self.told_to_stop = not self.told_to_stop, self.told_to_stop or (
             "preempted" if number == signal.SIGTERM else "time limit")
         if self.process is not None and first:  # a second SIGTERM would stop it before its snapshot is written
@@ -86,6 +89,12 @@ class Part:
 
     def finish(self, code: int) -> int:
         """How it ended, and whether it goes on."""
+        if code == 0 and "makes" in self.told:
+            try:
+                write_manifest(self.folder, self.told["makes"])
+            except UsageError as error:
+                complain(str(error))
+                return self.end(1, str(error), False)
         kept = newest(self.folder)
         why = "" if code == 0 else f"exit code {code}"
         if self.told_to_stop and code == STOPPED:
@@ -157,13 +166,16 @@ def put_aside(folder: Path, part: int) -> None:
 
 
 def last_words(folder: Path, why: str) -> str:
-    """An exit code, with the last line of the error that caused it."""
+    """An exit code, with the last line of the error that caused it, or the line in which we refused."""
     for path in sorted(folder.glob("error-*.json")):
         try:
             lines = json.loads(path.read_text())["text"].strip().splitlines()
             return f"{why}: {lines[-1]}" if lines else why
         except (OSError, ValueError, KeyError):
             pass
+    if why == "exit code 2" and (folder / queues.OUTPUT).exists():
+        lines = (folder / queues.OUTPUT).read_text(errors="replace").splitlines()
+        return next((f"{why}: {line[6:]}" for line in reversed(lines) if line.startswith("oars: ")), why)
     return why
 
 
