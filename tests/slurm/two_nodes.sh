@@ -47,7 +47,11 @@ KillWait=2
 InactiveLimit=0
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 State=UNKNOWN
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
-PartitionName=two Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=two Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=2
+PartitionName=low Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 END
 }
 

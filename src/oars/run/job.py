@@ -25,12 +25,13 @@ from oars.cluster.jobs import CANCELLED, PARTS, parts
 from oars.cluster.pipeline import write_manifest
 from oars.cluster.submit import QUEUES, is_run, read, write
 from oars.folders import JOB, RUNS, UsageError
-from oars.run.plan import versions
+from oars.run.plan import job_end, versions
 from oars.run.screen import complain
 from oars.run.stall import ABORTED
 from oars.run.supervise import MARKS
 
 STOPPED = 128 + signal.SIGTERM
+SLURM_MAY_BE_EARLY = 90  # seconds: with a signal before the end
 
 
 class Part:
@@ -82,8 +83,9 @@ class Part:
         """The end is near: a run is to take a snapshot and stop; other commands use the time that is left."""
         if number != signal.SIGTERM and not is_run(self.command):
             return
-        first, self.told_to_stop = not self.told_to_stop, self.told_to_stop or (
-            "preempted" if number == signal.SIGTERM else "time limit")
+        first, end = not self.told_to_stop, job_end()
+        early = end is not None and end - time.time() > queues.warning(self.told["seconds"]) + SLURM_MAY_BE_EARLY
+        self.told_to_stop = self.told_to_stop or ("preempted" if early or number == signal.SIGTERM else "time limit")
         if self.process is not None and first:  # a second SIGTERM would stop it before its snapshot is written
             self.process.terminate()
 
@@ -102,8 +104,6 @@ class Part:
             state = self.queue.state(self.id)
             if (self.folder / CANCELLED).exists() or state is not None and state.name == "cancelled":
                 return self.end(code, "cancelled", False)
-            if state is not None and state.why in ("preempted", "time limit"):
-                why = state.why
         elif code != ABORTED or kept is None:
             return self.end(code, last_words(self.folder, why), False)
         if not is_run(self.command) or kept is None:
