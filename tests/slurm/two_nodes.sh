@@ -82,7 +82,7 @@ start() {
   alive "$dir/n1.pid" || start_node n1 "0-$half"
   alive "$dir/n2.pid" || start_node n2 "$((last > 0 ? half + 1 : 0))-$last"
   for _ in {1..150}; do
-    [[ $(sinfo -h -N -o %T 2>/dev/null | grep -c -E '^(idle|mixed|allocated)$') == 2 ]] &&
+    [[ $(sinfo -h -N -p two -o %T 2>/dev/null | grep -c -E '^(idle|mixed|allocated)$') == 2 ]] &&
       { echo "export SLURM_CONF=$SLURM_CONF"; return; }
     sleep 0.2
   done

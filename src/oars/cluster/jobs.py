@@ -53,7 +53,8 @@ def table(rows: list[list[str]]) -> None:
 def detail(folder: Path, state: State) -> str:
     """Why, in which part, how far."""
     number = sum(part["event"] == "began" for part in parts(folder))
-    words = [state.why, f"part {number}" if number > 1 else ""]
+    at = f"after part {number}" if state.name == "queued" and number else f"part {number}" if number > 1 else ""
+    words = [state.why, at]
     if state.name == "running":
         step = last_step(folder)
         words.append(f"step {step['step']}" + (f", loss {step['loss']:.4g}" if step["loss"] is not None else "")

@@ -14,9 +14,13 @@
     needs = ["pack"]
     makes = ["model.pt"]
 
+    [stage.report]
+    command = "oars report {train}"
+    needs = ["train"]
+
 Each stage is a job with a run folder of its own. When it has ended well, a *manifest* in that folder says what it has
 made: every file, its size, its time and a digest. A stage whose files are still as the manifest says, whose command is
-the same, and whose needs are done, is done.
+the same, and whose needs are done, is done. In a command ``{train}`` is the run folder of a stage that it needs.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Stage(NamedTuple):
     """One stage, as the file has it."""
 
     name: str
-    command: list[str]
+    command: str
     ask: Ask
     needs: list[str]
     makes: list[str]
@@ -85,7 +89,7 @@ def _stage(path: Path, name: str, table: Any, given: Ask) -> Stage:
         raise UsageError(f"{where}: no command")
     try:
         seconds = parse_time(table["time"]) if "time" in table else given.seconds
-        command = words(table["command"])
+        command = words(table["command"], {})
     except (UsageError, ValueError) as error:
         raise UsageError(f"{where}: {error}") from None
     if is_run(command) and any(re.match("--name(=|$)", word) for word in command):
@@ -94,11 +98,13 @@ def _stage(path: Path, name: str, table: Any, given: Ask) -> Stage:
               table.get("partition", table.get("queue", given.queue)), table.get("account", given.account),
               table.get("gpus_per_node", given.gpus), table.get("env", given.env),
               (*given.flags, *table.get("flags", [])), table.get("max_restarts", given.max_restarts))
-    return Stage(name, command, ask, table.get("needs", []), table.get("makes", []))
+    return Stage(name, table["command"], ask, table.get("needs", []), table.get("makes", []))
 
 
-def words(command: str) -> list[str]:
+def words(command: str, folders: dict[str, str]) -> list[str]:
     """A stage's command: ours as it is, so that a run can be resumed; anything else is for the shell."""
+    for need, folder in folders.items():
+        command = shlex.quote(folder).join(re.split(rf"(?<!\$)\{{{re.escape(need)}\}}", command))
     split = shlex.split(command)
     plain = not re.search(r"[|&;<>()$`*?\[\]{}~\n]", command)
     return split if plain and split[0] == "oars" else ["bash", "-c", command]
@@ -132,25 +138,28 @@ def submit(path: Path, name: str | None, given: Ask, versions: dict[str, str], d
     stages, latest = load(path, given), runs_of(path)
     for stage in stages:
         check_env(stage.ask)
-        job_script(stage.ask, Path(), stage.command)
+        job_script(stage.ask, Path(), words(stage.command, {}))
         going = jobs.status(latest[stage.name]).name if stage.name in latest else ""
         if going in ("queued", "running"):
             raise UsageError(f"{path}, stage {stage.name} is {going} ({latest[stage.name]}): "
                              f"wait for it, or: oars cancel {latest[stage.name].name}")
     queued: dict[str, str] = {}
+    folders = {stage: str(folder) for stage, folder in latest.items()}
     for stage in stages:
         after = [need for need in stage.needs if need in queued]
         if not after and stage.name in latest and done(latest[stage.name], stage):
             print(f"{stage.name}: done, {latest[stage.name]}")
             continue
         base = f"{name or path.stem}-{stage.name}"
+        command = words(stage.command, {need: folders[need] for need in stage.needs})
         if dry_run:
-            print(f"# {stage.name}\n" + job_script(stage.ask, Path(RUNS, base), named(stage.command, base)))
-            queued[stage.name] = ""
+            folders[stage.name], queued[stage.name] = str(Path(RUNS, base)), ""
+            print(f"# {stage.name}\n" + job_script(stage.ask, Path(RUNS, base), named(command, base)))
             continue
         try:
             folder = make_folder(None, base)
-            queued[stage.name] = put(stage.ask, folder, named(stage.command, folder.name), versions,
+            folders[stage.name] = str(folder)
+            queued[stage.name] = put(stage.ask, folder, named(command, folder.name), versions,
                                      [queued[need] for need in after], pipeline=str(path.resolve()), stage=stage.name,
                                      asked=stage.command, makes=stage.makes)
         except UsageError as error:
