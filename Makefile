@@ -13,7 +13,7 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
-	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm and munge)"
+	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm, slurm-wlm-torque, munge)"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"

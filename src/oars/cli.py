@@ -55,8 +55,9 @@ example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
 """
 DOCTOR = """\
-example:
+examples:
   oars doctor
+  oars doctor --job                        # in a job: can its nodes work together?
 """
 
 
@@ -81,8 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.verb == "doctor":
             from oars.run.doctor import doctor
+            from oars.run.doctor_job import main as doctor_job
 
-            return doctor()
+            return doctor_job() if args.job else doctor()
         if args.verb == "resume":
             from oars.run.resume import resume
 
@@ -284,7 +286,9 @@ def parser() -> Parser:
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
-    verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
+    doctor = verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor [--job]",
+                  DOCTOR)
+    doctor.add_argument("--job", action="store_true", help="look at the nodes of the scheduler's job we are in")
     return top
 
 

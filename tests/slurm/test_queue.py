@@ -18,7 +18,13 @@ from test_slurm import Cluster, cluster, until
 TRAIN = """
 import sys, time, torch
 torch.manual_seed(3)
-data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+
+class Slow(torch.utils.data.TensorDataset):
+    def __getitem__(self, at):
+        time.sleep(float(sys.argv[2]))
+        return super().__getitem__(at)
+
+data = Slow(torch.randn(64, 4))
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 for epoch in range(int(sys.argv[1])):
@@ -27,7 +33,6 @@ for epoch in range(int(sys.argv[1])):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        time.sleep(float(sys.argv[2]))
     print(epoch, loss.item(), flush=True)
 """
 assert cluster  # the fixture
@@ -83,7 +88,7 @@ def desk(cluster, tmp_path_factory):
 def limited(desk):
     """A run whose time is over before it is: submitted first, looked at last."""
     desk.oars("submit", "--per-node", "1", "--time", "1m", "--partition", "low", "--name", "limited", "--",
-              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "900", "0.02")
+              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "200", "0.005")
     return time.monotonic()
 
 
@@ -128,8 +133,8 @@ def test_how_a_job_failed_is_told(desk):
 
 
 def test_a_cancelled_run_does_not_come_back(desk):
-    desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "begun", "train.py", "900", "0.1")
-    desk.oars("submit", "--per-node", "1", "--name", "held", "--", "--hold", "--", "train.py", "900", "0.1")
+    desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "begun", "train.py", "900", "0.005")
+    desk.oars("submit", "--per-node", "1", "--name", "held", "--", "--hold", "--", "train.py", "900", "0.005")
     assert desk.state("held") == "queued JobHeldUser"
     until(lambda: desk.printed("begun"), 90)
     for name in ("begun", "held"):
@@ -211,7 +216,7 @@ def test_a_pipeline_stops_at_what_fails_and_goes_on_from_there(desk):
 def test_pbs_commands_submit_show_and_cancel(desk):
     desk.oars("submit", "--on", "torque", "--per-node", "1", "--time", "5m", "--name", "pbs", "train.py", "2", "0")
     desk.oars("submit", "--on", "torque", "--per-node", "1", "--time", "5m", "--name", "pbs2", "--", "-h", "--",
-              "train.py", "900", "0.1")
+              "train.py", "900", "0.005")
     assert desk.slurm("qstat", "-f", desk.job("pbs")).count("Job_Name = pbs")
     assert desk.oars("log", "pbs", "-f").splitlines()[:2] == plain(desk, "2", "0")
     assert desk.state("pbs") == "done" and desk.state("pbs2").startswith("queued")
@@ -236,12 +241,12 @@ def test_a_run_in_three_parts_ends_with_the_losses_of_one(desk, limited):
     assert desk.oars("wait", "limited") == "oars: limited is done\n"
     assert [part["snapshot"] is not None for part in desk.parts("limited") if part["event"] == "began"] == [
         False, True, True]
-    assert desk.printed("limited") == plain(desk, "900", "0")
+    assert desk.printed("limited") == plain(desk, "200", "0")
 
 
 def test_a_failed_node_is_told(desk):
     desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "node", "--", "--nodelist=n2", "--no-requeue",
-              "--", "train.py", "900", "0.1")
+              "--", "train.py", "900", "0.005")
     until(lambda: desk.parts("node"), 60)
     desk.two.tool("kill", "n2")
     desk.slurm("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")

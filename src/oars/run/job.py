@@ -21,11 +21,14 @@ from typing import Any
 
 from oars.adapt.tape import FOLDER as SNAPSHOTS
 from oars.cluster import queues, slurm
+from oars.cluster.hosts import HostsError
 from oars.cluster.jobs import CANCELLED, PARTS, parts
 from oars.cluster.pipeline import write_manifest
 from oars.cluster.submit import QUEUES, is_run, read, write
 from oars.folders import JOB, RUNS, UsageError
+from oars.run.doctor_job import doctor_job, line
 from oars.run.plan import job_end, versions
+from oars.run.run import DOCTOR
 from oars.run.screen import complain
 from oars.run.stall import ABORTED
 from oars.run.supervise import MARKS
@@ -57,7 +60,8 @@ class Part:
             signal.alarm(max(1, self.told["seconds"] - queues.warning(self.told["seconds"])))
         try:
             check_versions(self.told["versions"])
-        except UsageError as error:
+            self.look_at_nodes()
+        except (UsageError, HostsError) as error:
             complain(str(error))
             return self.end(2, str(error), False)
         self.process = subprocess.Popen(self.words(), env={**os.environ, JOB: str(self.folder)})
@@ -65,6 +69,13 @@ class Part:
             self.process.terminate()
         code = self.process.wait()
         return self.finish(code if code >= 0 else 128 - code)
+
+    def look_at_nodes(self) -> None:
+        """Before the first step: what is found goes into run.json."""
+        if self.told["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
+            found = doctor_job(self.told["gpus"])
+            complain(line(found))
+            (self.folder / DOCTOR).write_text(json.dumps(found) + "\n")
 
     def words(self) -> list[str]:
         """What this part runs."""
@@ -161,7 +172,7 @@ def put_aside(folder: Path, part: int) -> None:
     for path in folder.iterdir():
         if MARKS.match(path.name):
             path.unlink()
-        elif not path.name.startswith(("job.", "part", ".job.")):
+        elif not path.name.startswith(("job.", "part", ".job.", DOCTOR)):
             os.replace(path, aside / path.name)
 
 

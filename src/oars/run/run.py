@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
 
+DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
+
 
 def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options: dict[str, Any], script: str,
         args: list[str], module: bool) -> int:
@@ -22,6 +25,8 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     if plan["ranks"] > 1:
         add_mpi(plan)
     folder = make_folder(name, stem_of(script, module))
+    if (folder / DOCTOR).exists():
+        plan["doctor"] = json.loads((folder / DOCTOR).read_text())
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + (
