@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ for epoch in range(int(sys.argv[1])):
         optimizer.step()
     print(epoch, loss.item(), flush=True)
 """
+ROOT = Path(__file__).resolve().parents[2]
 assert cluster  # the fixture
 
 
@@ -242,6 +244,31 @@ def test_a_run_in_three_parts_ends_with_the_losses_of_one(desk, limited):
     assert [part["snapshot"] is not None for part in desk.parts("limited") if part["event"] == "began"] == [
         False, True, True]
     assert desk.printed("limited") == plain(desk, "200", "0")
+
+
+@pytest.mark.parametrize("on", ["slurm", "pbs"])
+def test_the_walk_through_of_the_docs_works_as_written(desk, tmp_path, on):
+    page = (ROOT / "docs/clusters.md").read_text()
+    (tmp_path / "train.py").write_text((ROOT / "examples/linear_fit.py").read_text())
+    (tmp_path / "pipeline.toml").write_text(re.search(r"^```toml\n(.*?)^```", page, re.M | re.S)[1])
+    (tmp_path / "bin").mkdir()
+    tools = {"oars": f'exec {sys.executable} -m oars "$@"'}
+    if on == "pbs":  # a site that has no sbatch of its own
+        tools |= {name: f'exec {shutil.which(name)} "$@"' for name in ("qsub", "qstat", "qdel")}
+    for name, text in tools.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = f"{tmp_path}/bin:{desk.two.env['PATH']}"
+    if on == "pbs":
+        path = f"{tmp_path}/bin"
+        for tool in Path("/usr/bin").iterdir():
+            if tool.name not in ("sbatch", *tools):
+                (tmp_path / "bin" / tool.name).symlink_to(tool)
+    for block in re.findall(rf"^```sh {on}\n(.*?)^```", page, re.M | re.S):
+        done = subprocess.run(["bash", "-euc", block], cwd=tmp_path, env={**desk.two.env, "PATH": path}, timeout=150,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("done" in done.stdout) == ("log" in block)
 
 
 def test_a_failed_node_is_told(desk):

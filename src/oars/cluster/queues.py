@@ -45,6 +45,7 @@ class State(NamedTuple):
 
     name: str
     why: str = ""
+    left: float = 0.0  # seconds to a running job's time limit, where the scheduler tells
 
     @property
     def over(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from pathlib import Path
 
 from oars.cluster import queues
@@ -66,10 +67,19 @@ def state(job: str) -> State | None:
     told = queues.look(["scontrol", "show", "job", "-o", job], NAME)
     if told is None:
         told = queues.look(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"], NAME)
-        found = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", told or "")
-        return _named(found[1], "", found[2]) if found else None
-    fields = dict(re.findall(r"(JobState|Reason|ExitCode)=(\S+)", told))
-    return _named(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", "0:0"))
+        ended = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", told or "")
+        return _named(ended[1], "", ended[2]) if ended else None
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|EndTime)=(\S+)", told))
+    found = _named(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", "0:0"))
+    return found._replace(left=_until(fields.get("EndTime", ""))) if found.name == "running" else found
+
+
+def _until(moment: str) -> float:
+    """Seconds from now to a time as Slurm writes it."""
+    try:
+        return time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S")) - time.time()
+    except ValueError:  # Unknown
+        return 0.0
 
 
 def _named(name: str, reason: str, exit_code: str) -> State:

@@ -27,7 +27,7 @@ from oars.cluster.pipeline import write_manifest
 from oars.cluster.submit import QUEUES, is_run, read, write
 from oars.folders import JOB, RUNS, UsageError
 from oars.run.doctor_job import doctor_job, line
-from oars.run.plan import job_end, versions
+from oars.run.plan import versions
 from oars.run.run import DOCTOR
 from oars.run.screen import complain
 from oars.run.stall import ABORTED
@@ -94,9 +94,8 @@ class Part:
         """The end is near: a run is to take a snapshot and stop; other commands use the time that is left."""
         if number != signal.SIGTERM and not is_run(self.command):
             return
-        first, end = not self.told_to_stop, job_end()
-        early = end is not None and end - time.time() > queues.warning(self.told["seconds"]) + SLURM_MAY_BE_EARLY
-        self.told_to_stop = self.told_to_stop or ("preempted" if early or number == signal.SIGTERM else "time limit")
+        first = not self.told_to_stop
+        self.told_to_stop = self.told_to_stop or ("preempted" if number == signal.SIGTERM else "time limit")
         if self.process is not None and first:  # a second SIGTERM would stop it before its snapshot is written
             self.process.terminate()
 
@@ -115,6 +114,8 @@ class Part:
             state = self.queue.state(self.id)
             if (self.folder / CANCELLED).exists() or state is not None and state.name == "cancelled":
                 return self.end(code, "cancelled", False)
+            if state is not None and state.left > queues.warning(self.told["seconds"]) + SLURM_MAY_BE_EARLY:
+                why = "preempted"  # where a site lets the same signal tell of it
         elif code != ABORTED or kept is None:
             return self.end(code, last_words(self.folder, why), False)
         if not is_run(self.command) or kept is None:
