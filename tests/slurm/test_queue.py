@@ -27,7 +27,7 @@ class Slow(torch.utils.data.TensorDataset):
 
 data = Slow(torch.randn(64, 4))
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
 for epoch in range(int(sys.argv[1])):
     for x, in torch.utils.data.DataLoader(data, batch_size=16, shuffle=True):
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()

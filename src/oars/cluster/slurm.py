@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import time
 from pathlib import Path
 
 from oars.cluster import queues
@@ -69,17 +68,16 @@ def state(job: str) -> State | None:
         told = queues.look(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"], NAME)
         ended = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", told or "")
         return _named(ended[1], "", ended[2]) if ended else None
-    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|EndTime)=(\S+)", told))
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S+)", told))
     found = _named(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", "0:0"))
-    return found._replace(left=_until(fields.get("EndTime", ""))) if found.name == "running" else found
+    left = _seconds(fields.get("TimeLimit", "")) - _seconds(fields.get("RunTime", ""))
+    return found._replace(left=left) if found.name == "running" else found
 
 
-def _until(moment: str) -> float:
-    """Seconds from now to a time as Slurm writes it."""
-    try:
-        return time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S")) - time.time()
-    except ValueError:  # Unknown
-        return 0.0
+def _seconds(length: str) -> float:
+    """A length of time as Slurm writes it; EndTime would not do: a preempted job's is the end of its grace."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", length)
+    return sum(int(n or 0) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)) if found else 0
 
 
 def _named(name: str, reason: str, exit_code: str) -> State:
