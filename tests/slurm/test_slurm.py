@@ -136,7 +136,7 @@ def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
 def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_path):
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
     (tmp_path / "script.py").write_text(LONG.format(steps=40, at_five=stop))
-    cluster.batch(tmp_path, "--stall", "2", "--on-stall", "drop", "script.py")
+    cluster.batch(tmp_path, "--stall", "2", "script.py")  # by default it is dropped if it shows no sign of life
     code, out, err = ended(tmp_path)
     assert (code, out) == (0, "done\n"), err
     assert "  rank 3 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
