@@ -96,7 +96,7 @@ def desk(cluster, tmp_path_factory):
 def limited(desk):
     """A run whose time is over before it is: submitted first, looked at last."""
     desk.oars("submit", "--per-node", "1", "--time", "1m", "--partition", "low", "--name", "limited", "--",
-              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "200", "0.005")
+              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "180", "0.005")
     return time.monotonic()
 
 
@@ -248,7 +248,7 @@ def test_a_run_in_three_parts_ends_with_the_losses_of_one(desk, limited):
     assert desk.oars("wait", "limited") == "oars: limited is done\n"
     assert [part["snapshot"] is not None for part in desk.parts("limited") if part["event"] == "began"] == [
         False, True, True]
-    assert desk.printed("limited") == plain(desk, "200", "0")
+    assert desk.printed("limited") == plain(desk, "180", "0")
 
 
 @pytest.mark.parametrize("on", ["slurm", "pbs"])

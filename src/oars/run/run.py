@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,5 +57,5 @@ def add_mpi(plan: dict[str, Any]) -> None:
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:
     """Write the plan and run it."""
-    write_plan(folder, plan)
+    write_plan(folder, {**plan, "launched": time.time()})
     return supervisor.run()
