@@ -17,12 +17,13 @@ import pytest
 from test_slurm import Cluster, cluster, until
 
 TRAIN = """
-import sys, time, torch
+import os, sys, time, torch
 torch.manual_seed(3)
 
 class Slow(torch.utils.data.TensorDataset):
     def __getitem__(self, at):
-        time.sleep(float(sys.argv[2]))
+        if os.path.exists(sys.argv[2]):  # samples are not read again after a resume, so this does not part the ways
+            time.sleep(0.02)
         return super().__getitem__(at)
 
 data = Slow(torch.randn(64, 4))
@@ -46,6 +47,7 @@ class Desk:
     def __init__(self, two: Cluster, folder: Path) -> None:
         self.two, self.folder = two, folder
         (folder / "train.py").write_text(TRAIN)
+        (folder / "slow").touch()
 
     def oars(self, *args: str, code: int = 0) -> str:
         """What the command prints."""
@@ -95,8 +97,9 @@ def desk(cluster, tmp_path_factory):
 @pytest.fixture(scope="module")
 def limited(desk):
     """A run whose time is over before it is: submitted first, looked at last."""
+    (desk.folder / "slow-parts").touch()
     desk.oars("submit", "--per-node", "1", "--time", "1m", "--partition", "low", "--name", "limited", "--",
-              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "180", "0.005")
+              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "60", "slow-parts")
     return time.monotonic()
 
 
@@ -109,19 +112,19 @@ def plain(desk: Desk, *args: str) -> list[str]:
 
 def test_submit_log_result_are_three_commands(desk, limited):
     until(lambda: desk.parts("limited"), 30)  # it has its node
-    said = desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "it", "train.py", "3", "0")
+    said = desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "it", "train.py", "3", "")
     assert said == f"oars: job {desk.job('it')}, oars-runs/it; watch it with: oars log it -f\n"
     followed = desk.oars("log", "it", "-f")
-    assert [line for line in followed.splitlines() if line[:1].isdigit()] == plain(desk, "3", "0")
+    assert [line for line in followed.splitlines() if line[:1].isdigit()] == plain(desk, "3", "")
     assert desk.state("it") == "done" and desk.oars("wait", "it") == "oars: it is done\n"
-    assert desk.oars("log", "it", "--rank", "0").splitlines()[:3] == plain(desk, "3", "0")
+    assert desk.oars("log", "it", "--rank", "0").splitlines()[:3] == plain(desk, "3", "")
     assert "it has 1 ranks, 0 to 0" in desk.oars("log", "it", "--rank", "3", code=2)
 
 
 def test_two_ranks_of_a_job_train_as_one_process_does(desk):
-    desk.oars("submit", "-N", "1", "--per-node", "2", "--time", "5m", "--name", "pair", "train.py", "2", "0")
+    desk.oars("submit", "-N", "1", "--per-node", "2", "--time", "5m", "--name", "pair", "train.py", "2", "")
     assert desk.oars("wait", "pair") == "oars: pair is done\n"
-    ours, theirs = desk.printed("pair"), plain(desk, "2", "0")
+    ours, theirs = desk.printed("pair"), plain(desk, "2", "")
     assert [line.split()[0] for line in ours] == ["0", "1"]
     losses = [float(line.split()[1]) for line in theirs]
     assert [float(line.split()[1]) for line in ours] == pytest.approx(losses, rel=1e-4)
@@ -141,8 +144,8 @@ def test_how_a_job_failed_is_told(desk):
 
 
 def test_a_cancelled_run_does_not_come_back(desk):
-    desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "begun", "train.py", "900", "0.005")
-    desk.oars("submit", "--per-node", "1", "--name", "held", "--", "--hold", "--", "train.py", "900", "0.005")
+    desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "begun", "train.py", "900", "slow")
+    desk.oars("submit", "--per-node", "1", "--name", "held", "--", "--hold", "--", "train.py", "900", "slow")
     assert desk.state("held") == "queued JobHeldUser"
     until(lambda: desk.printed("begun"), 90)
     for name in ("begun", "held"):
@@ -222,11 +225,11 @@ def test_a_pipeline_stops_at_what_fails_and_goes_on_from_there(desk):
 
 
 def test_pbs_commands_submit_show_and_cancel(desk):
-    desk.oars("submit", "--on", "torque", "--per-node", "1", "--time", "5m", "--name", "pbs", "train.py", "2", "0")
+    desk.oars("submit", "--on", "torque", "--per-node", "1", "--time", "5m", "--name", "pbs", "train.py", "2", "")
     desk.oars("submit", "--on", "torque", "--per-node", "1", "--time", "5m", "--name", "pbs2", "--", "-h", "--",
-              "train.py", "900", "0.005")
+              "train.py", "900", "slow")
     assert desk.slurm("qstat", "-f", desk.job("pbs")).count("Job_Name = pbs")
-    assert desk.oars("log", "pbs", "-f").splitlines()[:2] == plain(desk, "2", "0")
+    assert desk.oars("log", "pbs", "-f").splitlines()[:2] == plain(desk, "2", "")
     assert desk.state("pbs") == "done" and desk.state("pbs2").startswith("queued")
     desk.oars("cancel", "pbs2")
     until(lambda: desk.state("pbs2") == "cancelled", 30)
@@ -244,11 +247,12 @@ def test_a_run_in_three_parts_ends_with_the_losses_of_one(desk, limited):
     desk.slurm("sbatch", "--exclude=n2", "--exclusive", "--time=1", "--output=/dev/null", "--wrap", "sleep 1")
     until(lambda: desk.last("limited").get("event") == "ended", 60)
     assert [desk.last("limited")[key] for key in ("code", "why", "again")] == [143, "preempted", True]
+    (desk.folder / "slow-parts").unlink()
     desk.hurry("limited")
     assert desk.oars("wait", "limited") == "oars: limited is done\n"
     assert [part["snapshot"] is not None for part in desk.parts("limited") if part["event"] == "began"] == [
         False, True, True]
-    assert desk.printed("limited") == plain(desk, "180", "0")
+    assert desk.printed("limited") == plain(desk, "60", "")
 
 
 @pytest.mark.parametrize("on", ["slurm", "pbs"])
@@ -278,7 +282,7 @@ def test_the_walk_through_of_the_docs_works_as_written(desk, tmp_path, on):
 
 def test_a_failed_node_is_told(desk):
     desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "node", "--", "--nodelist=n2", "--no-requeue",
-              "--", "train.py", "900", "0.005")
+              "--", "train.py", "900", "slow")
     until(lambda: desk.parts("node"), 60)
     desk.two.tool("kill", "n2")
     desk.slurm("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
