@@ -135,12 +135,17 @@ def test_how_a_job_failed_is_told(desk):
     (desk.folder / "raises.py").write_text("{}['key']\n")
     (desk.folder / "gone.py").write_text("")
     (desk.folder / "env.sh").write_text("export PYTHONPATH=/nowhere${PYTHONPATH:+:$PYTHONPATH}\nrm -f gone.py\n")
-    for name, more in (("three", []), ("raises", []), ("gone", ["--env", "env.sh"])):
+    (desk.folder / "old/torch-1.0.dist-info").mkdir(parents=True)
+    (desk.folder / "old/torch-1.0.dist-info/METADATA").write_text("Name: torch\nVersion: 1.0\n")
+    (desk.folder / "old.sh").write_text(f"export PYTHONPATH={desk.folder}/old:$PYTHONPATH\n")
+    for name, more in (("three", []), ("raises", []), ("gone", ["--env", "env.sh"]), ("other", ["--env", "old.sh"])):
+        (desk.folder / f"{name}.py").touch()
         desk.oars("submit", "--per-node", "1", "--name", name, *more, f"{name}.py")
     assert desk.oars("wait", "three", code=3) == "oars: three is failed: exit code 3\n"
     assert desk.oars("wait", "raises", code=1) == "oars: raises is failed: exit code 1: KeyError: 'key'\n"
     assert desk.oars("wait", "gone", code=2) == "oars: gone is failed: exit code 2: no such script: gone.py\n"
     assert desk.state("three") == "failed exit code 3"
+    assert "other is failed: torch is 1.0 on n" in desk.oars("wait", "other", code=2)
 
 
 def test_a_cancelled_run_does_not_come_back(desk):
@@ -278,6 +283,8 @@ def test_the_walk_through_of_the_docs_works_as_written(desk, tmp_path, on):
                               capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert ("done" in done.stdout) == ("log" in block)
+    first = tmp_path / f"oars-runs/{'first' if on == 'slurm' else 'pbs-first'}/run.json"
+    assert json.loads(first.read_text())["doctor"]["hosts"] == ["n1", "n2"]
 
 
 def test_a_failed_node_is_told(desk):

@@ -7,7 +7,6 @@ its own file of the run folder, which this node then reads: so the folder is the
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 from pathlib import Path
@@ -42,14 +41,14 @@ print(json.dumps({"host": socket.gethostname(), "clock": time.time(), "seconds":
 """
 
 
-def doctor_job(gpus: int | None = None) -> dict[str, Any]:
-    """What the nodes of this job have in common; UsageError with what is wrong."""
+def doctor_job(where: Path, gpus: int | None = None) -> dict[str, Any]:
+    """What the nodes of this job have in common; UsageError with what is wrong. ``where``: what all must see."""
     place = find(Where())
     if place is None:
         raise UsageError("this is no scheduler's job: oars doctor without --job looks at this machine")
     place = place._replace(hosts=[Host(host.name, 1) for host in place.hosts])
     names = [host.name for host in place.hosts]
-    with tempfile.TemporaryDirectory(prefix=".oars-doctor-", dir=os.getcwd()) as top:  # where runs are, too
+    with tempfile.TemporaryDirectory(prefix=".oars-doctor-", dir=where.resolve()) as top:
         script, folder = Path(top, "look.py"), Path(top, "run")
         script.write_text(LOOK)
         folder.mkdir()
@@ -63,8 +62,8 @@ def doctor_job(gpus: int | None = None) -> dict[str, Any]:
     silent = [name for name, told in zip(names, seen, strict=True) if told is None]
     if code or silent:
         raise UsageError(f"the nodes of this job cannot work together: {', '.join(silent) or names[0]} did not answer "
-                         f"in {os.getcwd()} (exit code {code}); can all nodes write there, and reach each other?")
-    return _judged([told for told in seen if told is not None], gpus)
+                         f"in {where.resolve()} (exit code {code}); can all nodes write there, and reach each other?")
+    return {"folder": str(where.resolve()), **_judged([told for told in seen if told is not None], gpus)}
 
 
 def _judged(seen: list[dict[str, Any]], gpus: int | None) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def line(found: dict[str, Any]) -> str:
     speed = found["allreduce_bytes_per_s"]
     return (f"{len(found['hosts'])} node{'s' * (len(found['hosts']) > 1)} ({', '.join(found['hosts'])})"
             + (f", an allreduce of {MEGABYTES} MB at {speed / 1e9:.2f} GB/s" if speed else "")
-            + f", clocks within {found['clocks_apart_s']:.3f} s, the folder {os.getcwd()} is the same on all")
+            + f", clocks within {found['clocks_apart_s']:.3f} s, {found['folder']} is the same on all")
 
 
 def _told(path: Path) -> dict[str, Any] | None:
@@ -97,5 +96,5 @@ def _told(path: Path) -> dict[str, Any] | None:
 
 def main() -> int:
     """``oars doctor --job``."""
-    print(f"{socket.gethostname()}: {line(doctor_job())}")
+    print(f"{socket.gethostname()}: {line(doctor_job(Path()))}")
     return 0

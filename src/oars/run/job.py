@@ -73,7 +73,7 @@ class Part:
     def look_at_nodes(self) -> None:
         """Before the first step: what is found goes into run.json."""
         if self.told["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
-            found = doctor_job(self.told["gpus"])
+            found = doctor_job(self.folder, self.told["gpus"])
             complain(line(found))
             (self.folder / DOCTOR).write_text(json.dumps(found) + "\n")
 
