@@ -203,7 +203,8 @@ def stages(desk: Desk) -> dict[str, str]:
                           env=desk.two.env, capture_output=True, text=True, timeout=60)
     needs = {"report": 2, "check": 1, "train": 1, "pack": 0}
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    return {row[0]: " ".join(word for word in row[1 + needs[row[0]]:] if "oars-runs" not in word) for row in rows}
+    rows = [[row[0], *row[1 + needs[row[0]]:]] for row in rows]
+    return {name: " ".join([state, *why]) for name, state, folder, *why in rows}
 
 
 def test_a_pipeline_stops_at_what_fails_and_goes_on_from_there(desk):

@@ -95,11 +95,7 @@ def cancel(job: str) -> None:
 
 def again(job: str, script: Path) -> str:
     """Queue a running job once more, under the same number where the site allows it; this may end the caller."""
-    try:
-        queues.ask(["qrerun", job], NAME)
-        return job
-    except UsageError:
-        return submit(script, [])
+    return job if queues.obeyed(["qrerun", job], NAME) else submit(script, [])
 
 
 def depend(job: str, after: list[str]) -> None:

@@ -233,7 +233,7 @@ def show(path: Path) -> int:
     latest = runs_of(path)
     states = {stage.name: jobs.status(latest[stage.name]) if stage.name in latest else State("not submitted")
               for stage in stages}
-    rows = [["STAGE", "NEEDS", "STATE", "", ""]]
+    rows = [["STAGE", "NEEDS", "STATE", "RUN", ""]]
     for stage in stages:
         state, folder = states[stage.name], latest.get(stage.name)
         why = jobs.detail(folder, state) if folder is not None else ""
@@ -242,6 +242,6 @@ def show(path: Path) -> int:
         failed = [need for need in stage.needs if states[need].name in ("failed", "cancelled")]
         if state.name == "cancelled" and failed:
             why = f"needs {failed[0]}, which {'has failed' if states[failed[0]].name == 'failed' else 'was cancelled'}"
-        rows.append([stage.name, ", ".join(stage.needs), state.name, why, str(folder or "")])
+        rows.append([stage.name, ", ".join(stage.needs), state.name, folder.name if folder else "", why])
     jobs.table(rows)
     return int(any(state.name == "failed" for state in states.values()))

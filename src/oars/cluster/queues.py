@@ -91,6 +91,14 @@ def look(command: list[str], scheduler: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def obeyed(command: list[str], scheduler: str) -> bool:
+    """Whether a scheduler did as told; a program that was killed was heard: the order ended it, as part of this job."""
+    try:
+        return _call(command, scheduler, None).returncode <= 0
+    except UsageError:
+        return False
+
+
 def _call(command: list[str], scheduler: str, cwd: Path | None) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, stdin=subprocess.DEVNULL)

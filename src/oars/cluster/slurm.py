@@ -10,7 +10,6 @@ from pathlib import Path
 from oars.cluster import queues
 from oars.cluster.hosts import Host, counts, expand
 from oars.cluster.queues import Ask, State
-from oars.folders import UsageError
 
 NAME = "Slurm"
 JOB_ID = "SLURM_JOB_ID"
@@ -104,11 +103,7 @@ def cancel(job: str) -> None:
 
 def again(job: str, script: Path) -> str:
     """Queue a running job once more, under the same number where the site allows it; this may end the caller."""
-    try:
-        queues.ask(["scontrol", "requeue", job], NAME)
-        return job
-    except UsageError:
-        return submit(script, [])
+    return job if queues.obeyed(["scontrol", "requeue", job], NAME) else submit(script, [])
 
 
 def depend(job: str, after: list[str]) -> None:
