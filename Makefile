@@ -13,7 +13,7 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
-	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm and munge)"
+	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm, slurm-wlm-torque, munge)"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"

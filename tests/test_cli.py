@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -72,6 +74,19 @@ def test_everything_after_the_script_is_the_scripts():
     assert split_script(["run", "--help"]) == (["run", "--help"], None)
 
 
+def test_bind_says_where_each_rank_is_and_how_long_the_start_took(tmp_path):
+    (tmp_path / "train.py").write_text("print('begins')")
+    done = oars(tmp_path, "run", "-n", "2", "--bind", "train.py")
+    lines = done.stderr.splitlines()
+    assert done.stdout == "begins\n" and len(lines) == 4, done.stderr
+    places = [re.fullmatch(r"oars: rank (\d) on (\S+): cores? ([\d,-]+)", line) for line in lines[:2]]
+    assert [(place[1], place[2]) for place in places] == [("0", socket.gethostname()), ("1", socket.gethostname())]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert places[0][3] != places[1][3]  # each has its own
+    took = [float(number) for number in re.findall(r"([\d.]+) s", lines[2])]
+    assert took[0] == pytest.approx(took[1] + took[2], abs=0.02)
+
+
 def test_help_is_quick_and_has_examples(tmp_path):
     oars(tmp_path, "--help")
     took = []
@@ -80,7 +95,7 @@ def test_help_is_quick_and_has_examples(tmp_path):
         assert oars(tmp_path, "--help").stdout.startswith("usage: oars")
         took.append(time.time() - began)
     assert min(took) < 0.3
-    for verb in ("run", "verify", "doctor"):
+    for verb in ("run", "verify", "doctor", "submit", "jobs", "log", "wait", "cancel", "pipeline"):
         assert f"  oars {verb}" in oars(tmp_path, verb, "--help").stdout
     heavy = "import sys, oars.cli; oars.cli.parser(); print({'numpy', 'torch', 'mpi4py', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", heavy], env=ENV, capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from oars.arguments import Parser, count_of
@@ -25,6 +26,37 @@ examples:
   oars grow train-20260102-120000 -n +2    # two more ranks for a run that is going
   oars grow oars-runs/big -n 8             # as many more as make 8
 """
+SUBMIT = """\
+examples:
+  oars submit -N 4 --time 2h train.py --epochs 90      # what follows the script goes to the script
+  oars submit -N 4 --gpus-per-node 4 --partition gpu --account abc --time 2h train.py
+  oars submit -N 4 --time 2h -- --constraint=a100 --mem=0 -- train.py   # between two --: the scheduler's flags
+  oars submit pipeline.toml                            # stages that wait for each other
+  oars submit -N 4 --dry-run train.py                  # only show the job script
+
+All options of oars run may be given too, and hold in the job.
+"""
+JOBS = """\
+example:
+  oars jobs                                # the runs submitted from this folder, and what became of them
+"""
+LOG = """\
+examples:
+  oars log train-20260102-120000 -f        # what the run prints, until it ends
+  oars log train-20260102-120000 --rank 3
+"""
+WAIT = """\
+example:
+  oars wait train-20260102-120000 && oars submit evaluate.py
+"""
+PIPELINE = """\
+example:
+  oars pipeline status pipeline.toml
+"""
+CANCEL = """\
+example:
+  oars cancel train-20260102-120000
+"""
 VERIFY = """\
 example:
   oars verify -n 4 train.py --epochs 3     # before you burn an allocation
@@ -34,8 +66,9 @@ example:
   oars data --help
 """
 DOCTOR = """\
-example:
+examples:
   oars doctor
+  oars doctor --job                        # in a job: can its nodes work together?
 """
 
 
@@ -46,7 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         from oars.data.command import main as data
 
         return data(argv[1:])
-    own, script = split_script(argv)
+    if argv[:1] == ["job"]:  # what job scripts run, not people
+        return _job(argv[1:])
+    own, flags = split_flags(argv)
+    own, script = split_script(own)
     args = parser().parse_args(own)
     from oars.cluster.hosts import HostsError
     from oars.run.plan import UsageError
@@ -54,8 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.verb == "doctor":
             from oars.run.doctor import doctor
+            from oars.run.doctor_job import main as doctor_job
 
-            return doctor()
+            return doctor_job() if args.job else doctor()
         if args.verb == "resume":
             from oars.run.resume import resume
 
@@ -64,18 +101,81 @@ def main(argv: list[str] | None = None) -> int:
             from oars.run.grow import grow
 
             return grow(args.run, args.ranks)
+        if args.verb in ("jobs", "log", "wait", "cancel", "pipeline"):
+            return _jobs(args)
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
         if args.verb == "verify":
             from oars.run.verify import verify
 
             return verify(args.ranks, args.steps, *script)
+        if args.verb == "submit":
+            return _submit(args, tuple(flags), *script)
         from oars.run.run import run
 
         return run(args.ranks, where(args), args.name, args.quiet, options(args), *script)
     except (UsageError, HostsError) as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
+
+
+def _job(argv: list[str]) -> int:
+    from pathlib import Path
+
+    from oars.folders import UsageError
+    from oars.run.job import Part
+
+    try:
+        return Part(Path(argv[0]), argv[2:]).run()
+    except UsageError as error:
+        print(f"oars: {error}", file=sys.stderr)
+        return 2
+
+
+def _jobs(args: argparse.Namespace) -> int:
+    from oars.cluster import jobs
+
+    if args.verb == "pipeline":
+        from pathlib import Path
+
+        from oars.cluster.pipeline import show
+
+        return show(Path(args.file))
+    if args.verb == "jobs":
+        return jobs.jobs()
+    if args.verb == "log":
+        return jobs.log(args.run, args.follow, args.rank)
+    return jobs.wait(args.run) if args.verb == "wait" else jobs.cancel(args.run)
+
+
+def _submit(args: argparse.Namespace, flags: tuple[str, ...], script: str, script_args: list[str], module: bool) -> int:
+    from oars.cluster.queues import Ask, parse_time
+    from oars.cluster.submit import submit, which_queue
+    from oars.folders import stem_of
+    from oars.run.plan import check_module, check_script, versions
+
+    ask = Ask(which_queue(args.on), args.nodes, args.per_node, parse_time(args.time) if args.time else None, args.queue,
+              args.account, args.gpus, args.env, flags, args.max_restarts)
+    if script.endswith(".toml") and not module:
+        from pathlib import Path
+
+        from oars.cluster import pipeline
+
+        return pipeline.submit(Path(script), args.name, ask, versions(), args.dry_run)
+    check_module(script) if module else check_script(script)
+    options(args)  # what oars run would refuse in the job
+    command = ["oars", "run", *run_words(args), *(["-m"] if module else []), script, *script_args]
+    return submit(ask, args.name, stem_of(script, module), command, versions(), args.dry_run)
+
+
+def run_words(args: argparse.Namespace) -> list[str]:
+    """The options of ``oars run`` that were given to ``oars submit``."""
+    said: list[str] = []
+    for action in _run_options(Parser()):
+        value = getattr(args, action.dest)
+        if value != action.default:
+            said += [action.option_strings[0], *([] if value is True else [str(value)])]
+    return said
 
 
 def where(args: argparse.Namespace) -> Any:
@@ -97,17 +197,35 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
+        "bind": args.bind,
         "snapshot": snapshot_plan(args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
     }
 
 
+TAKES_VALUE = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall", "--on-stall",
+               "--steps", "--snapshot", "-N", "--time", "--partition", "--queue", "--account", "--gpus-per-node",
+               "--env", "--on", "--max-restarts"}
+
+
+def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Take what is between two ``--`` before the script of ``oars submit``: the scheduler's own flags."""
+    at = 1
+    while argv[:1] == ["submit"] and at < len(argv) and argv[at].startswith("-") and argv[at] != "-m":
+        if argv[at] == "--":
+            if "--" not in argv[at + 1:]:
+                parser().error("the scheduler's flags stand between two --, before the script, as in: "
+                               "oars submit -N 2 -- --constraint=a100 -- train.py")
+            end = argv.index("--", at + 1)
+            return argv[:at] + argv[end + 1:], argv[at + 1:end]
+        at += 2 if argv[at] in TAKES_VALUE else 1
+    return argv, []
+
+
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    takes_value = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall",
-                   "--on-stall", "--steps", "--snapshot"}
-    if argv[:1] in (["resume"], ["grow"]):  # they know their script
+    if argv[:1] and argv[0] in ("resume", "grow", "log", "wait", "cancel", "pipeline"):  # they know their script
         return argv, None
     at = 1
     while at < len(argv):
@@ -116,7 +234,7 @@ def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool
             return argv[:at], (argv[at + 1], argv[at + 2:], True)
         if not word.startswith("-"):
             return argv[:at], (word, argv[at + 1:], False)
-        at += 2 if word in takes_value else 1
+        at += 2 if word in TAKES_VALUE else 1
     return argv, None
 
 
@@ -125,6 +243,13 @@ def more_ranks(text: str) -> str:
     if not text.removeprefix("+").isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of ranks: +2 for two more, 6 for six in all")
     return text
+
+
+def number(text: str) -> int:
+    """The type of an argument that is 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number: 0 or more")
+    return int(text)
 
 
 def seconds(text: str) -> float:
@@ -155,26 +280,13 @@ def parser() -> Parser:
     _hosts(run)
     run.add_argument("--name", help="the run folder is oars-runs/NAME (default: the script's name and the time)")
     run.add_argument("--quiet", action="store_true", help="no live status line")
-    run.add_argument("--batch", choices=("split", "keep"), default="split",
-                     help="split: the script's batch is cut over the ranks, same training (default); "
-                     "keep: every rank gets a whole one, N times the batch")
-    run.add_argument("--scale-lr", choices=("linear", "sqrt"),
-                     help="with --batch keep: learning rates grow with N, or its square root")
-    run.add_argument("--local-batchnorm", action="store_true",
-                     help="BatchNorm takes each rank's own statistics (the default with --batch keep)")
-    run.add_argument("--share-gpus", action="store_true", help="allow more ranks than GPUs")
-
-    run.add_argument("--stall", type=seconds, default=60.0, metavar="SECONDS",
-                     help="say which rank the others wait for when they have waited this long (default: 60; 0: never)")
-    run.add_argument("--on-stall", choices=("report", "drop", "abort"),
-                     help="then only report it, drop that rank, or stop the run (default: report, and drop after five "
-                     "more such periods if the rank shows no sign of life)")
-    _snapshot(run)
+    _run_options(run)
 
     again = verb("resume", "go on with a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)
     again.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
     _ranks(again)
     _hosts(again)
+    again.add_argument("--per-node", type=count_of("ranks"), metavar="K", help="K ranks on every host")
     again.add_argument("--quiet", action="store_true", help="no live status line")
     _snapshot(again)
 
@@ -183,19 +295,82 @@ def parser() -> Parser:
     grow.add_argument("-n", dest="ranks", type=more_ranks, metavar="+K", required=True,
                       help="how many more ranks; without the plus, how many there are to be in all")
 
+    _queue_verbs(verb)
+
     check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
-    verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
+    doctor = verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor [--job]",
+                  DOCTOR)
+    doctor.add_argument("--job", action="store_true", help="look at the nodes of the scheduler's job we are in")
     return top
 
 
-def _snapshot(verb: Parser) -> None:
-    verb.add_argument("--snapshot", metavar="PERIOD", help="take snapshots every 30s, 10m, 2h or 100steps; off: never "
-                      "(default: on SIGUSR1, before SIGTERM ends the run, before a scheduler's time limit)")
+def _run_options(verb: Parser) -> list[argparse.Action]:
+    """How a script is run, wherever it is."""
+    add = verb.add_argument
+    return [
+        add("--batch", choices=("split", "keep"), default="split",
+            help="split: the script's batch is cut over the ranks, same training (default); "
+            "keep: every rank gets a whole one, N times the batch"),
+        add("--scale-lr", choices=("linear", "sqrt"),
+            help="with --batch keep: learning rates grow with N, or its square root"),
+        add("--local-batchnorm", action="store_true",
+            help="BatchNorm takes each rank's own statistics (the default with --batch keep)"),
+        add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
+        add("--bind", action="store_true", help="say at the start which host, cores and GPU each rank has"),
+        add("--stall", type=seconds, default=60.0, metavar="SECONDS",
+            help="say which rank the others wait for when they have waited this long (default: 60; 0: never)"),
+        add("--on-stall", choices=("report", "drop", "abort"),
+            help="then only report it, drop that rank, or stop the run (default: report, and drop after five "
+            "more such periods if the rank shows no sign of life)"),
+        add("--per-node", type=count_of("ranks"), metavar="K", help="K ranks on every host"),
+        _snapshot(verb),
+    ]
+
+
+def _queue_verbs(verb: Callable[[str, str, str, str], Parser]) -> None:
+    """What is done with a scheduler's queue."""
+    submit = verb("submit", "queue a script, or the stages of a pipeline, with Slurm or PBS",
+                  "oars submit [-N NODES] [options] [-- scheduler's flags --] (script.py | -m module | pipeline.toml) "
+                  "[script's arguments]", SUBMIT)
+    submit.add_argument("-N", dest="nodes", type=count_of("nodes"), default=1, metavar="NODES",
+                        help="how many nodes (default: 1)")
+    submit.add_argument("--gpus-per-node", dest="gpus", type=count_of("GPUs"), metavar="G",
+                        help="GPUs on each node, a rank for each")
+    submit.add_argument("--time", help="the job's time limit: 90m, 12h, 1-12:00:00. Before it is over a run takes a "
+                        "snapshot and is queued again, until the script ends")
+    submit.add_argument("--max-restarts", type=number, default=10, metavar="K",
+                        help="how often a run may be queued again (default: 10)")
+    submit.add_argument("--partition", "--queue", dest="queue", help="where to queue")
+    submit.add_argument("--account", help="who pays")
+    submit.add_argument("--env", metavar="FILE", help="a shell file the job reads first: modules, exported variables")
+    submit.add_argument("--name", help="the run folder is oars-runs/NAME (default: the script's name and the time)")
+    submit.add_argument("--on", choices=("slurm", "pbs", "torque"),
+                        help="the scheduler (default: the one that is here)")
+    submit.add_argument("--dry-run", action="store_true", help="show the job script, and submit nothing")
+    _run_options(submit)
+    verb("jobs", "the submitted runs of this folder and their states", "oars jobs", JOBS)
+    log = verb("log", "what a run prints", "oars log RUN [-f] [--rank R]", LOG)
+    log.add_argument("-f", dest="follow", action="store_true", help="go on until the run ends")
+    log.add_argument("--rank", type=number, metavar="R", help="what this rank printed")
+    wait = verb("wait", "wait for a submitted run; its exit code is this command's", "oars wait RUN", WAIT)
+    cancel = verb("cancel", "take a submitted run out of the queue, or end it", "oars cancel RUN", CANCEL)
+    pipeline = verb("pipeline", "the stages of a pipeline and their states", "oars pipeline status [pipeline.toml]",
+                    PIPELINE)
+    pipeline.add_argument("what", choices=("status",))
+    pipeline.add_argument("file", nargs="?", default="pipeline.toml", metavar="pipeline.toml")
+    for one in (log, wait, cancel):
+        one.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
+
+
+def _snapshot(verb: Parser) -> argparse.Action:
+    return verb.add_argument(
+        "--snapshot", metavar="PERIOD", help="take snapshots every 30s, 10m, 2h or 100steps; off: never "
+        "(default: on SIGUSR1, before SIGTERM ends the run, before a scheduler's time limit)")
 
 
 def _ranks(verb: Parser) -> None:
@@ -208,4 +383,3 @@ def _hosts(verb: Parser) -> None:
     verb.add_argument("--hosts", metavar="A:4,B:4", help="hosts and how many ranks each takes (default: those of the "
                       "scheduler's job we are in, else this one)")
     verb.add_argument("--hostfile", metavar="FILE", help="the same from a file: a line for each, as in: a slots=4")
-    verb.add_argument("--per-node", type=count_of("ranks"), metavar="K", help="K ranks on every host")

@@ -47,7 +47,11 @@ KillWait=2
 InactiveLimit=0
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 State=UNKNOWN
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
-PartitionName=two Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=two Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=2
+PartitionName=low Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 END
 }
 
@@ -78,7 +82,7 @@ start() {
   alive "$dir/n1.pid" || start_node n1 "0-$half"
   alive "$dir/n2.pid" || start_node n2 "$((last > 0 ? half + 1 : 0))-$last"
   for _ in {1..150}; do
-    [[ $(sinfo -h -N -o %T 2>/dev/null | grep -c -E '^(idle|mixed|allocated)$') == 2 ]] &&
+    [[ $(sinfo -h -N -p two -o %T 2>/dev/null | grep -c -E '^(idle|mixed|allocated)$') == 2 ]] &&
       { echo "export SLURM_CONF=$SLURM_CONF"; return; }
     sleep 0.2
   done

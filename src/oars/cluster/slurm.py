@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from pathlib import Path
 
+from oars.cluster import queues
 from oars.cluster.hosts import Host, counts, expand
+from oars.cluster.queues import Ask, State
 
 NAME = "Slurm"
+JOB_ID = "SLURM_JOB_ID"
+ENDED = {"TIMEOUT": "time limit", "OUT_OF_MEMORY": "out of memory", "NODE_FAIL": "node failure",
+         "BOOT_FAIL": "node failure", "PREEMPTED": "preempted", "DEADLINE": "deadline"}
 
 
 def inside() -> bool:
@@ -28,3 +36,76 @@ def reach() -> list[str]:
     """A step of its own, beside others (``--overlap``) and on all of the job's cores there."""
     return ["srun", "--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--mem=0",
             "--export=ALL", "--input=none", "--nodelist"]
+
+
+def directives(ask: Ask, name: str, folder: Path) -> list[str]:
+    """The lines of a job script that are for Slurm."""
+    per_node = ask.per_node or ask.gpus
+    wants = {
+        "job-name": name, "nodes": ask.nodes, "ntasks-per-node": per_node, "gpus-per-node": ask.gpus,
+        "time": queues.clock(ask.seconds) if ask.seconds else None, "partition": ask.queue, "account": ask.account,
+        "output": folder / queues.OUTPUT, "open-mode": "append",
+        "signal": f"B:USR1@{queues.warning(ask.seconds)}",
+    }
+    lines = [f"--{option}={shlex.quote(str(value))}" for option, value in wants.items() if value is not None]
+    lines += ["--requeue", "--no-kill"]  # it may come back, and it survives a dead node
+    if per_node is None:
+        lines.append("--exclusive")  # whole nodes: a rank for each core
+    return [f"#SBATCH {line}" for line in [*lines, shlex.join(ask.flags)] if line]
+
+
+def submit(script: Path, after: list[str]) -> str:
+    """Put a job script into the queue; it waits for the good end of the jobs ``after``."""
+    waits = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+    return queues.ask(["sbatch", "--parsable", *waits, str(script)], NAME).partition(";")[0]
+
+
+def state(job: str) -> State | None:
+    """What Slurm says of a job; None if it has forgotten it (minutes after the end, without accounting)."""
+    told = queues.look(["scontrol", "show", "job", "-o", job], NAME)
+    if told is None:
+        told = queues.look(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"], NAME)
+        ended = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", told or "")
+        return _named(ended[1], "", ended[2]) if ended else None
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S+)", told))
+    found = _named(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", "0:0"))
+    left = _seconds(fields.get("TimeLimit", "")) - _seconds(fields.get("RunTime", ""))
+    return found._replace(left=left) if found.name == "running" else found
+
+
+def _seconds(length: str) -> float:
+    """A length of time as Slurm writes it; EndTime would not do: a preempted job's is the end of its grace."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", length)
+    return sum(int(n or 0) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)) if found else 0
+
+
+def _named(name: str, reason: str, exit_code: str) -> State:
+    if name in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
+        return State("queued", "" if reason == "None" else reason)
+    if name in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"):
+        return State("running")
+    if name == "COMPLETED":
+        return State("done")
+    if name == "CANCELLED":
+        return State("cancelled", "what it needs has failed" if "Dependency" in reason else "")
+    if name in ENDED:
+        return State("failed", ENDED[name])
+    if name == "FAILED":
+        code, _, number = exit_code.partition(":")
+        return State("failed", f"exit code {code}" if number in ("", "0") else f"killed by signal {number}")
+    return State("unknown", f"Slurm calls it {name}")
+
+
+def cancel(job: str) -> None:
+    """Take a job out of the queue, or end it."""
+    queues.ask(["scancel", job], NAME)
+
+
+def again(job: str, script: Path) -> str:
+    """Queue a running job once more, under the same number where the site allows it; this may end the caller."""
+    return job if queues.obeyed(["scontrol", "requeue", job], NAME) else submit(script, [])
+
+
+def depend(job: str, after: list[str]) -> None:
+    """Let a queued job wait for others."""
+    queues.ask(["scontrol", "update", f"JobId={job}", f"Dependency=afterok:{':'.join(after)}"], NAME)

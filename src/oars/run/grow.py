@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt.tape import FOLDER, GROW, GROWING, GROWN
+from oars.folders import find_folder
 from oars.run.asking import take_lock
 from oars.run.plan import UsageError
-from oars.run.resume import find
 from oars.run.screen import complain
 
 LOOK_EVERY = 0.05  # seconds
@@ -23,7 +23,7 @@ LOOK_EVERY = 0.05  # seconds
 
 def grow(run: str, ranks: str) -> int:
     """Let ``ranks`` (``+2``, or ``6`` in all) join a run; the exit code."""
-    folder = find(run)
+    folder = find_folder(run)
     try:
         plan = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError):

@@ -21,10 +21,7 @@ from typing import Any
 
 from oars.cluster.hosts import Host
 from oars.cluster.place import Place, only_here, spread
-
-
-class UsageError(Exception):
-    """Something the user can put right: shown as one line, exit code 2."""
+from oars.folders import UsageError as UsageError
 
 
 def make_plan(script: str, args: list[str], module: bool, ranks: int | None, place: Place | None = None,
@@ -141,29 +138,6 @@ def check_module(name: str) -> None:
         del sys.path[0]
     if spec is None:
         raise UsageError(f"no module named {name}")
-
-
-def make_folder(name: str | None, plan: dict[str, Any]) -> Path:
-    """A new run folder under ``oars-runs``; a name that is taken is the user's to change."""
-    if name is not None and (name != os.path.basename(name) or name in ("", ".", "..")):
-        raise UsageError(f"--name {name!r} cannot be a folder's name: leave out slashes and dots")
-    stem = plan["script"].replace(".", "-") if plan["module"] else Path(plan["script"]).stem
-    base = name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs = Path("oars-runs")
-    try:
-        runs.mkdir(exist_ok=True)
-        for attempt in range(1, 1000):
-            folder = runs / (base if attempt == 1 else f"{base}-{attempt}")
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                if name is not None:
-                    raise UsageError(f"there is already a run named {name} ({folder}): "
-                                     "choose another --name or remove that folder") from None
-    except OSError as error:
-        raise UsageError(f"cannot make a run folder in {os.getcwd()}/oars-runs: {error.strerror}") from None
-    raise UsageError(f"cannot find a free name like {base} in {runs}")
 
 
 def write_plan(folder: Path, plan: dict[str, Any]) -> None:

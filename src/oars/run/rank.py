@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
 from oars.run.survive import Survivor
 
+BORN = time.time()
 _exit = os._exit  # the script's is watched, see watch_exit
 
 
@@ -51,6 +53,8 @@ def main() -> None:
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin, patient)
         world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
+    if plan.get("bind") and not first:
+        say_places(world, plan)
     hide_ranks(plan)
     record = Record(folder, voice=world is None or world.rank == first == 0, world=world)
     survivor = Survivor(folder, plan, world, record, stdin) if many and plan["survives"] else None
@@ -192,6 +196,44 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     board.leave(0)
     share_stdin(world, plan["stdin_tty"])
     return world
+
+
+def gathered(world: Any, value: Any) -> list[Any]:
+    """Every living rank's ``value``."""
+    from oars.engine.world import RankLost
+
+    while True:
+        try:
+            every: list[Any] = world.allgather(value)
+            return every
+        except RankLost:
+            world.adopt()
+
+
+def say_places(world: Any, plan: dict[str, Any]) -> None:
+    """``--bind``: where each rank is and what it has, and how long it took to get there; the voice says it."""
+    cores = available_cores()
+    gpus = f", GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}" if plan["gpus"] else ""
+    mine = f"on {socket.gethostname()}: core{'s' * (len(cores) > 1)} {spans(cores)}{gpus}"
+    every = [(mine, BORN)] if world is None else gathered(world, (mine, BORN))
+    joined = time.time()
+    if world is None or world.rank == 0:
+        for rank, (place, _) in enumerate(every):
+            print(f"oars: rank {rank} {place}", file=sys.stderr)
+        last = max(born for _, born in every)
+        print(f"oars: started in {joined - plan['launched']:.2f} s: {last - plan['launched']:.2f} s until the last "
+              f"rank was there, {joined - last:.2f} s until all knew each other", file=sys.stderr, flush=True)
+
+
+def spans(numbers: list[int]) -> str:
+    """``0-3,8`` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:

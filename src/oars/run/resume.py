@@ -16,6 +16,7 @@ from oars.adapt.snapshot_file import newest, read
 from oars.adapt.tape import FOLDER, read_tape
 from oars.cluster.place import Where
 from oars.cluster.place import find as find_place
+from oars.folders import find_folder
 from oars.run.asking import take_lock
 from oars.run.plan import UsageError, make_plan, snapshot_plan
 from oars.run.run import add_mpi, finish, start
@@ -26,7 +27,7 @@ from oars.run.sweep import sweep
 
 def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:
     """Resume a run and return its exit code."""
-    folder = find(run)
+    folder = find_folder(run, "run.json")
     try:
         old = json.loads((folder / "run.json").read_text())
         script, args, module, cwd = old["script"], old["args"], old["module"], old["cwd"]
@@ -55,14 +56,6 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
     return go_on(folder, {**plan, "started": old["started"]}, quiet, lock)
 
 
-def find(run: str) -> Path:
-    """The run folder that is meant."""
-    for folder in (Path(run), Path("oars-runs", run)):
-        if (folder / "run.json").is_file():
-            return folder
-    raise UsageError(f"no such run: neither {run} nor {Path('oars-runs', run)} is a run folder")
-
-
 def check(folder: Path, header: dict[str, Any]) -> None:
     """Whether the part of the tape that belongs to a snapshot is good; Damaged if not."""
     read_tape(folder, header["tape"])
@@ -74,6 +67,7 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
     if period is None and again is not None:
         again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
     kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
+    kept["bind"] = old.get("bind")
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 

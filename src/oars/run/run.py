@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 from oars.adapt.tape import FOLDER
 from oars.cluster.place import Where, find
+from oars.folders import make_folder, stem_of
 from oars.run import launch
-from oars.run.plan import make_folder, make_plan, write_plan
+from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
+
+DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
 
 
 def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options: dict[str, Any], script: str,
@@ -20,7 +25,9 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     plan = make_plan(script, args, module, ranks, find(where), where.per_node, **options)
     if plan["ranks"] > 1:
         add_mpi(plan)
-    folder = make_folder(name, plan)
+    folder = make_folder(name, stem_of(script, module))
+    if (folder / DOCTOR).exists():
+        plan["doctor"] = json.loads((folder / DOCTOR).read_text())
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + (
@@ -50,5 +57,5 @@ def add_mpi(plan: dict[str, Any]) -> None:
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:
     """Write the plan and run it."""
-    write_plan(folder, plan)
+    write_plan(folder, {**plan, "launched": time.time()})
     return supervisor.run()

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oars.run.plan import UsageError, make_folder, make_plan
+from oars.folders import make_folder, stem_of
+from oars.run.plan import UsageError, make_plan
 from oars.run.run import add_mpi, start
 from oars.run.screen import complain
 from oars.run.supervise import Supervisor
@@ -33,7 +34,7 @@ def verify(ranks: int | None, steps: int, script: str, args: list[str], module: 
     add_mpi(many)
     one = {**many, "ranks": 1}
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the first run would leave no input to the second
-    top = make_folder(None, {**many, "script": f"verify-{Path(script).name}"})
+    top = make_folder(None, stem_of(f"verify-{Path(script).name}", module))
     for name, plan in (("one", one), ("many", many)):
         folder = top / name
         folder.mkdir()
