@@ -25,6 +25,13 @@ DOCTOR = """\
 example:
   oars doctor
 """
+# These have arguments of their own: see oars.watch.command.
+WATCH = {
+    "runs": "list the runs of this folder",
+    "show": "draw a run's curves in the terminal",
+    "compare": "draw several runs over each other",
+    "report": "write an HTML page about runs",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +44,10 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] and argv[0] in WATCH:
+        from oars.watch.command import main as watch
+
+        return watch(argv)
     own, script = split_script(argv)
     args = parser().parse_args(own)
     from oars.run.plan import UsageError
@@ -161,6 +172,8 @@ def parser() -> Parser:
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
+    for name, text in WATCH.items():
+        verb(name, text, f"oars {name} ...", "")
     verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor", DOCTOR)
     return top
 

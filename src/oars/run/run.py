@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
     """The closing lines; a run that has come to its good end needs no snapshots any more."""
     if code == 0 or not any((folder / FOLDER).glob("*.snap")):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    try:
+        (folder / "end.json").write_text(json.dumps({"code": code, "time": time.time()}) + "\n")
+    except OSError:  # a full disk
+        pass
     for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code
