@@ -31,6 +31,9 @@ WATCH = {
     "show": "draw a run's curves in the terminal",
     "compare": "draw several runs over each other",
     "report": "write an HTML page about runs",
+    "board": "start TensorBoard on runs",
+    "scale": "run a script on several numbers of ranks, and say how much faster it gets",
+    "sweep": "run a script with many settings of its arguments, and say which did best",
 }
 
 

@@ -13,6 +13,7 @@ from oars.run import launch
 from oars.run.plan import make_folder, make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
+from oars.watch.tb import update_quietly
 
 
 def run(ranks: int | None, name: str | None, quiet: bool, options: dict[str, Any], script: str, args: list[str],
@@ -38,6 +39,7 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
         (folder / "end.json").write_text(json.dumps({"code": code, "time": time.time()}) + "\n")
     except OSError:  # a full disk
         pass
+    update_quietly(folder)
     for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code

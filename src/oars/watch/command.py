@@ -12,6 +12,10 @@ from oars.watch import runs as runs_
 from oars.watch.runs import TOP, Run, WatchError
 
 _EXAMPLES = {
+    "board": "oars board\n  oars board small big --port 7007",
+    "scale": "oars scale train.py -n 1,2,4 -- --epochs 3\n  oars scale train.py -n 1,2 --weak --repeats 3",
+    "sweep": "oars sweep train.py --set lr=0.5,0.1,0.01 --set seed=1,2\n"
+             "  oars sweep train.py --set lr=0.001..1 --random 20 --metric 'accuracy ([\\d.]+)' -- --epochs 3",
     "runs": "oars runs\n  oars runs elsewhere/oars-runs",
     "show": "oars show train-20260102-120000\n  oars show oars-runs/big -o curves.png",
     "compare": "oars compare small big -o both.svg",
@@ -30,10 +34,14 @@ def main(argv: list[str]) -> int:
     """Do what the command line says and return the exit code."""
     verb = argv[0]
     try:
-        return {"runs": _runs, "show": _show, "compare": _compare, "report": _report}[verb](argv[1:])
+        return {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "scale": _scale,
+                "sweep": _sweep, "board": _board}[verb](argv[1:])
     except WatchError as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("oars: interrupted; the same command goes on with what is left", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # oars runs | head
         sys.stderr.close()
         return 0
@@ -121,6 +129,84 @@ def _report(argv: list[str]) -> int:
     report(found, out)
     print(out)
     return 0
+
+
+def _scale(argv: list[str]) -> int:
+    parser = _parser("scale", "(script.py | -m module) -n N,N,… [options] [-- script's arguments]")
+    parser.add_argument("-n", required=True, metavar="N,N,…", type=_counts, help="the numbers of ranks, first the base")
+    parser.add_argument("--weak", action="store_true", help="every rank has a batch of the script's size (--batch "
+                        "keep); default: the ranks share it")
+    parser.add_argument("--repeats", type=_count, default=1, metavar="K", help="run each K times, interleaved; medians "
+                        "are told (default: 1)")
+    script, args = _with_script(parser, argv)
+    from oars.watch.scale import scale
+    from oars.watch.start import compiled
+
+    return scale(script, args.n, args.weak, args.repeats, args.name, compiled(args.metric), _path(args.o))
+
+
+def _sweep(argv: list[str]) -> int:
+    parser = _parser("sweep", "(script.py | -m module) --set NAME=VALUES … [options] [-- script's arguments]")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUES", help="an argument to vary: "
+                        "a,b,c, or low..high with --random or --search")
+    parser.add_argument("--random", type=_count, metavar="K", help="K random settings instead of all")
+    parser.add_argument("--search", type=_count, metavar="K", help="K settings chosen by Optuna, each by what the "
+                        "others gave")
+    parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="ranks of each run (default: 1)")
+    parser.add_argument("--parallel", type=_count, metavar="P", help="runs at a time (default: as many as have cores)")
+    parser.add_argument("--best", choices=("min", "max"), help="which metric is best (default: max, of losses min)")
+    script, args = _with_script(parser, argv)
+    if args.random and args.search:
+        raise WatchError("--random and --search: choose one")
+    from oars.watch.start import compiled
+    from oars.watch.sweep import Sweep, parse, sweep
+
+    largest = args.best == "max" or (args.best is None and args.metric is not None)
+    settings = parse(args.set, grid=not (args.random or args.search))
+    return sweep(Sweep(script, settings, args.ranks, args.parallel, args.random, args.search, compiled(args.metric),
+                       largest), args.name, _path(args.o))
+
+
+def _board(argv: list[str]) -> int:
+    parser = _parser("board", "[RUN …] [--port P]")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run folders, or their names (default: all of {TOP})")
+    parser.add_argument("--port", type=_count, help="where to listen (default: the first free one from 6006 on)")
+    args = parser.parse_args(argv)
+    from oars.watch.board import board
+
+    return board([runs_.find(name) for name in args.runs], Path(TOP), args.port)
+
+
+def _with_script(parser: Parser, argv: list[str]) -> tuple[list[str], argparse.Namespace]:
+    """The words that start the script (its own arguments follow ``--``), and our options, wherever they stand."""
+    parser.add_argument("script", nargs="?", metavar="script.py", help="what is run; -m MODULE for a module")
+    parser.add_argument("-m", metavar="MODULE", help=argparse.SUPPRESS)
+    parser.add_argument("--name", help=f"the series is {TOP}/NAME (default: the same for the same command, so that it "
+                        "goes on where it was interrupted)")
+    parser.add_argument("--metric", metavar="REGEX", help="the result to show: its last match in the script's output")
+    _output(parser)
+    at = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:at])
+    if (args.script is None) == (args.m is None):
+        raise WatchError(f"{parser.prog.split()[1]} what? name a script or -m a module; see {parser.prog} --help")
+    return [*(["-m", args.m] if args.m else [args.script]), *argv[at + 1:]], args
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number: 1 or more")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    counts = [_count(part) for part in text.split(",")]
+    if len(set(counts)) != len(counts):
+        raise argparse.ArgumentTypeError(f"{text} names a number twice")
+    return counts
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _output(parser: Parser) -> None:
