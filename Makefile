@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-recovery chaos clean
+.PHONY: help demo lab test test-browser lint bench bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,6 +13,8 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
+	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
+	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
@@ -24,6 +26,12 @@ demo: .venv/run
 
 test: lint
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-browser: .venv/dev
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+lab: .venv/watch
+	@$(BIN)/python examples/lab/lab.py
 
 lint: .venv/dev
 	@$(BIN)/ruff check
@@ -52,7 +60,12 @@ clean:
 	@$(PIP) -e '.[torch]' | $(SHOW)
 	@touch $@
 
+.venv/watch: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what a run and its pictures need (torch is large: about a minute)"
+	@$(PIP) -e '.[torch,watch]' | $(SHOW)
+	@touch $@ .venv/run
+
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,dev]' | $(SHOW)
-	@touch $@ .venv/run
+	@touch $@ .venv/run .venv/watch

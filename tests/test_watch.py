@@ -215,3 +215,30 @@ def test_thinning_loses_no_spike_and_smoothing_no_level():
 def test_a_line_that_is_never_finite_is_no_line():
     chart = Chart("t", "x", "y", [Series("a", [1, 2], [math.nan, math.inf])])
     assert not chart.drawable() and chart.series[0].diverged_at() is None
+
+
+def test_tensorboard_reads_a_runs_events_and_a_resumed_run_begins_them_anew(place, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from oars.watch.tb import update
+
+    def scalars(folder: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
+        events = EventAccumulator(str(folder / "tb"), {"scalars": 0})
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars(tag)]
+
+    run = Run(place / "oars-runs/good")
+    assert scalars(run.folder) == [(step, pytest.approx(loss)) for step, loss in
+                                   zip(run.steps.step, run.steps.loss, strict=True)]
+    assert scalars(run.folder, "train/learning_rate")[-1] == (40, pytest.approx(0.05))
+    folder = tmp_path / "grows"
+    folder.mkdir()
+    lines = [json.dumps({"step": n, "loss": float(n), "time": 5.0 + n}) + "\n" for n in range(1, 5000)]
+    for upto, expected in ((2, [1, 2]), (3, [1, 2, 3]), (2, [1, 2])):  # the last: resumed from step 2
+        (folder / "metrics.jsonl").write_text("".join(lines[:upto]) + '{"step": 9, "lo')
+        update(folder)
+        assert [step for step, _ in scalars(folder)] == expected
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    update(folder)
+    steps = [step for step, _ in scalars(folder)]
+    assert len(steps) <= 1002 and steps[:2] == [1, 2] and steps[-1] == 4999

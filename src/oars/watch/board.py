@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def board(runs: list[Run], top: Path, port: int | None) -> int:
     if not runs:
         all_runs(top)  # complains if there is no such folder
     port = _free(port)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that TensorBoard ends with us then too
     with tempfile.TemporaryDirectory(prefix="oars-board-") as links:
         _link(runs or all_runs(top), Path(links))
         process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", links, "--host", "localhost",
@@ -35,7 +37,7 @@ def board(runs: list[Run], top: Path, port: int | None) -> int:
                                    stderr=subprocess.DEVNULL)
         try:
             print(f"TensorBoard at http://localhost:{port}/ (Ctrl-C ends it)\n"
-                  f"from another machine: ssh -L {port}:localhost:{port} {socket.gethostname()}, then the same address\n"
+                  f"from elsewhere: ssh -L {port}:localhost:{port} {socket.gethostname()}, then the same address\n"
                   "It answers to this machine only; to all: tensorboard --bind_all --logdir " + str(top), flush=True)
             while process.poll() is None:
                 time.sleep(EVERY)

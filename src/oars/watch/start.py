@@ -180,19 +180,26 @@ def metric_of(run: Run, pattern: re.Pattern | None) -> tuple[float | None, str]:
         losses = run.steps.loss
         last = losses[-max(1, len(losses) // 20):]  # a twentieth of the run: single steps say little
         return (sum(last) / len(last), "") if last else (None, "no steps")
-    found = None
+    values = metrics_of(run, pattern)[1]
+    return (values[-1], "") if values else (None, "no metric")
+
+
+def metrics_of(run: Run, pattern: re.Pattern) -> tuple[list[float], list[float]]:
+    """All matches in a run's output. Of two groups the first says where on the x axis; of one, matches are counted."""
+    xs: list[float] = []
+    ys: list[float] = []
     try:
         with open(run.folder / "rank-0.log", errors="replace") as file:
-            for line in file:
-                for match in pattern.finditer(line):
-                    found = match
-        if found is not None:
-            return float(found[1] if pattern.groups else found[0]), ""
+            for match in pattern.finditer(file.read()):
+                try:
+                    y = float(match[min(2, pattern.groups)])
+                    xs.append(float(match[1]) if pattern.groups > 1 else len(xs) + 1.0)
+                    ys.append(y)
+                except (ValueError, TypeError):  # a word, or a group that took no part
+                    pass
     except OSError:
         pass
-    except ValueError:
-        return None, f"no metric: {found[0]!r} is no number" if found else "no metric"
-    return None, "no metric"
+    return xs, ys
 
 
 def compiled(text: str | None) -> re.Pattern | None:

@@ -17,11 +17,12 @@ from re import Pattern
 from typing import Any
 
 from oars.watch import svg, terminal
+from oars.watch.chart import Chart, Series
 from oars.watch.curves import loss_chart
 from oars.watch.facts import number, verdict
 from oars.watch.report import html_table, page, write
 from oars.watch.runs import WatchError
-from oars.watch.start import Trial, metric_of, run_all, series_name
+from oars.watch.start import Trial, metric_of, metrics_of, run_all, series_name
 
 
 @dataclass
@@ -202,6 +203,22 @@ def _words(trial: Trial) -> str:
     return " ".join(f"{name}={value}" for name, value in trial.settings.items())
 
 
+def _charts(what: Sweep, trials: list[Trial]) -> list[Chart]:
+    """The losses of all trials, and their metrics, where the script tells them more than once."""
+    runs = [t.run for t in trials if t.run is not None]
+    if not runs:
+        return []
+    names = [_words(t) for t in trials]
+    drawn = [loss_chart(runs, names)]
+    if what.pattern is not None:
+        lines = [Series(name, *metrics_of(run, what.pattern), points=True)
+                 for run, name in zip(runs, names, strict=True)]
+        if any(len(line.x) > 1 for line in lines):
+            where = "step" if what.pattern.groups > 1 else "time it was told"
+            drawn.append(Chart(f"Metric: {what.pattern.pattern}", where, "metric", lines))
+    return [chart for chart in drawn if chart.drawable()]
+
+
 def _tell(what: Sweep, done: list[Trial], folder: Path, out: Path | None) -> int:
     found = []
     for trial in done:
@@ -217,18 +234,17 @@ def _tell(what: Sweep, done: list[Trial], folder: Path, out: Path | None) -> int
              f"{run.last.get('step', 0):,}", number(run.rate), run.name]
             for place, (bad, _, trial, shown) in enumerate(found, 1) if (run := trial.run) is not None]
     ranked = [trial for _, _, trial, _ in found if trial.run is not None and trial.run.steps.step]
-    drawn = loss_chart([t.run for t in ranked if t.run], [_words(t) for t in ranked]) if ranked else None
-    if drawn is not None and drawn.drawable():
-        print("\n" + terminal.draw(drawn))
+    drawn = _charts(what, ranked)
+    for chart in drawn:
+        print("\n" + terminal.draw(chart))
     print("\n" + terminal.table(head, rows))
-    picture = [svg.draw(drawn)] if drawn is not None and drawn.drawable() else []
     write(folder / "report.html", page(folder.name, [
-        f"<p>{len(done)} runs; {'the largest' if what.largest else 'the smallest'} {name} is the best.</p>", *picture,
-        html_table(head, rows)]))
-    if out is not None and drawn is not None:
+        f"<p>{len(done)} runs; {'the largest' if what.largest else 'the smallest'} {name} is the best.</p>",
+        *(svg.draw(chart) for chart in drawn), html_table(head, rows)]))
+    if out is not None and drawn:
         from oars.watch.picture import save
 
-        save([drawn], out)
+        save(drawn, out)
         print(out)
     print(folder / "report.html")
     return 1 if all(bad for bad, *_ in found) else 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import struct
 from pathlib import Path
 
@@ -58,11 +57,9 @@ def _known(text: str, file: object) -> int:
 
 
 def _scalars(lines: list[bytes]) -> bytes:
-    stride = -(-len(lines) // POINTS)
-    out = []
-    for number, line in enumerate(lines, 1):
-        if stride > 1 and number % stride and number != len(lines) and b'"grad_norm"' not in line:
-            continue
+    """Records of every series' values, every so many of them that there are not too many; the last is among them."""
+    series: dict[str, list[tuple[float, int, float]]] = {tag: [] for tag in TAGS.values()}
+    for line in lines:
         try:
             told = json.loads(line)
             step, when = int(told["step"]), float(told["time"])
@@ -70,10 +67,15 @@ def _scalars(lines: list[bytes]) -> bytes:
             continue
         for name, tag in TAGS.items():
             value = told.get(name)
-            if isinstance(value, list):
+            if isinstance(value, list):  # the rates of several groups
                 value = value[0] if value else None
-            if isinstance(value, (int, float)) and (name != "grad_norm" or stride == 1 or number % stride == 0):
-                out.append(_record(_event(when, step, _field(5, _field(1, _field(1, tag.encode()) + _float(2, value))))))
+            if isinstance(value, (int, float)):
+                series[tag].append((when, step, value))
+    out = []
+    for tag, points in series.items():
+        for when, step, value in points[::-1][::-(-len(points) // POINTS) or 1][::-1]:
+            summary = _field(1, _field(1, tag.encode()) + _float(2, value))
+            out.append(_record(_event(when, step, _field(5, summary))))
     return b"".join(out)
 
 
@@ -132,6 +134,3 @@ def update_quietly(folder: Path) -> None:
         update(folder)
     except OSError:
         pass
-
-
-assert os.sep == "/", "fcntl's locks are POSIX's"
