@@ -185,6 +185,15 @@ def test_a_thousand_runs_are_listed_within_a_second(place, tmp_path):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 
 
+def test_every_verb_has_an_example_in_its_help(tmp_path):
+    from oars.cli import WATCH
+
+    shown = oars(tmp_path, "--help")
+    for verb, text in WATCH.items():
+        assert re.search(rf"^ +{verb} +{text[:30]}", shown, re.M)
+        assert f"\n  oars {verb}" in oars(tmp_path, verb, "--help").partition("example:")[2]
+
+
 @pytest.mark.parametrize(("args", "says"), [
     (["show", "nosuch"], "no such run: neither nosuch nor oars-runs/nosuch is a run folder; oars runs lists them"),
     (["show", "good", "-o", "a.gif"], "-o a.gif: write .svg, .png or .pdf"),

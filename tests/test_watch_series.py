@@ -87,7 +87,7 @@ def test_scaling_tells_speed_and_results_and_that_replicas_agree(place):
     assert "strong scaling, " in shown
     lines = shown.partition("strong scaling, ")[2].splitlines()[1:4]
     head, rows = lines[0].split(), [line.split() for line in lines[1:]]
-    assert head == ["ranks", "seconds", "samples/s", "speedup", "efficiency", "exchange", "loss", "metric", "replicas"]
+    assert head == ["ranks", "seconds", "samples/s", "speedup", "efficiency", "exchange", "loss", "score", "replicas"]
     assert [row[0] for row in rows] == ["1", "2"] and rows[1][-1] == "agree"
     assert rows[0][3] == "1.00" and rows[0][4:6] == ["100", "%"]
     losses = [float(row[8]) for row in rows]

@@ -84,7 +84,8 @@ def place(value: float, low: float, high: float, log: bool) -> float:
 def spans_decades(values: Iterable[float]) -> bool:
     """Whether these are better shown on a logarithmic axis."""
     finite = [v for v in values if math.isfinite(v)]
-    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > 100
+    above = [v for v in finite if v > 0]  # a few zeros may be left out there
+    return len(above) > 0.9 * len(finite) and min(finite) >= 0 and max(above) / min(above) > 100
 
 
 def ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:

@@ -69,8 +69,8 @@ def write(out: Path, text: str) -> None:
 
 
 def _one(run: Run) -> list[str]:
-    body = [f"<pre>{escape(run.command)}</pre>",
-            html_table(["", ""], [[name, value] for name, value in facts(run, locked()).items()]), "<h2>Curves</h2>"]
+    known = [[name, value] for name, value in facts(run, locked()).items() if value]
+    body = [f"<pre>{escape(run.command)}</pre>", html_table(["", ""], known), "<h2>Curves</h2>"]
     body += [svg.draw(chart) for chart in charts([run])] or ["<p>This run made no step.</p>"]
     body += _times(run) or ["<p class=note>Where the time went was not recorded.</p>"]
     body += _events(run)

@@ -100,11 +100,11 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """Samples a second over the whole run."""
+        """Samples a second over the whole run; None where nobody counted them (batches made by hand)."""
         if self.summary.get("samples_per_s"):
             return float(self.summary["samples_per_s"])
         rates = [rate for rate in self.steps.samples_per_s if math.isfinite(rate)]
-        return sum(rates) / len(rates) if rates else None
+        return sum(rates) / len(rates) if any(rates) else None
 
     @cached_property
     def last(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from re import Pattern
 from statistics import median
@@ -18,7 +19,7 @@ from oars.watch.curves import charts
 from oars.watch.facts import number
 from oars.watch.report import html_table, page, write
 from oars.watch.runs import Run, WatchError
-from oars.watch.start import Trial, metric_of, run_all, series_name
+from oars.watch.start import Trial, gpus, metric_name, metric_of, run_all, series_name
 
 HEAD = ["ranks", "seconds", "samples/s", "speedup", "efficiency", "exchange", "loss", "replicas"]
 
@@ -46,6 +47,8 @@ def scale(script: list[str], sizes: list[int], weak: bool, repeats: int, name: s
     each = max(1, cores // max(sizes))
     if max(sizes) > cores:
         print(f"oars: {max(sizes)} ranks on {cores} cores share them: what is measured there is no scaling")
+    if 0 < max(sizes) < len(gpus()):
+        print(f"oars: {max(sizes)} of {len(gpus())} GPUs are used at most: the others sit idle")
     trials = (Trial(f"{folder.name}-n{n}-r{repeat}", n, script, {"ranks": str(n)},
                     ["--batch", "keep"] if weak else []) for repeat in range(1, repeats + 1) for n in sizes)
     done = run_all(trials, 1, lambda trial: trial.ranks * each, _said)
@@ -65,13 +68,14 @@ def scale(script: list[str], sizes: list[int], weak: bool, repeats: int, name: s
         print(f"oars: {trial.run.name}: {trial.run.state(set())}, or too few steps to time; see {trial.run.folder}")
     if not points:
         raise WatchError("no run came to a good end, so there is nothing to compare")
-    return _tell(points, weak, each, [t.run for t in done if t.run is not None][:len(sizes)], folder, out, bool(failed))
+    runs = [t.run for t in done if t.run is not None][:len(sizes)]
+    return _tell(points, metric_name(pattern) if pattern else "", weak, each, runs, folder, out, bool(failed))
 
 
-def _tell(points: list[Point], weak: bool, each: int, runs: list[Run], folder: Path, out: Path | None,
+def _tell(points: list[Point], metric: str, weak: bool, each: int, runs: list[Run], folder: Path, out: Path | None,
           failed: bool) -> int:
     kind = "weak" if weak else "strong"
-    head, rows = _table(points)
+    head, rows = _table(points, metric)
     text = f"{kind} scaling, {each} core{'s' * (each > 1)} a rank, against {points[0].ranks} rank" \
            f"{'s' * (points[0].ranks > 1)}"
     drawn = _chart(points, kind)
@@ -80,7 +84,7 @@ def _tell(points: list[Point], weak: bool, each: int, runs: list[Run], folder: P
     for ranks in apart:
         print(f"oars: on {ranks} ranks the replicas ended with different weights: this is no data-parallel training")
     body = [f"<p>{text}.</p>", svg.draw(drawn), html_table(head, rows), "<h2>Curves</h2>",
-            *(svg.draw(chart) for chart in charts(runs)), f"<pre>{runs[0].what}</pre>"]
+            *(svg.draw(chart) for chart in charts(runs)), f"<pre>{escape(runs[0].what)}</pre>"]
     write(folder / "report.html", page(folder.name, body))
     if out is not None:
         from oars.watch.picture import save
@@ -118,8 +122,8 @@ def _agree(run: Run, ranks: int) -> str:
     return "agree" if len(digests) == 1 else "differ"
 
 
-def _table(points: list[Point]) -> tuple[list[str], list[list[str]]]:
-    first, metric = points[0], any(p.metric is not None for p in points)
+def _table(points: list[Point], metric: str) -> tuple[list[str], list[list[str]]]:
+    first = points[0]
     head = [points[0].unit if name == "samples/s" else name for name in HEAD]
     rows = []
     for p in points:
@@ -129,7 +133,7 @@ def _table(points: list[Point]) -> tuple[list[str], list[list[str]]]:
                      p.agree])
         if metric:
             rows[-1].insert(7, number(p.metric))
-    return (head[:7] + ["metric"] + head[7:] if metric else head), rows
+    return (head[:7] + [metric] + head[7:] if metric else head), rows
 
 
 def _chart(points: list[Point], kind: str) -> Chart:

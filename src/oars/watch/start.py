@@ -130,8 +130,7 @@ def run_all(trials: Iterator[Trial], parallel: int, cores_each: Callable[[Trial]
 
 def _start(trial: Trial, cores: list[int], slot: int) -> Going:
     name = next(folder for folder in tries(trial.name) if not folder.exists()).name
-    gpus = _gpus()
-    chosen = gpus[slot * trial.ranks:(slot + 1) * trial.ranks]
+    chosen = gpus()[slot * trial.ranks:(slot + 1) * trial.ranks]
     env = {**os.environ, "OARS_DIGEST": "1", **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {})}
     libc = ctypes.CDLL(None)
 
@@ -164,7 +163,8 @@ def _wait(going: dict[int, Going]) -> tuple[int, float]:
         time.sleep(0.05)
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
+    """The GPUs that ranks may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
@@ -200,6 +200,12 @@ def metrics_of(run: Run, pattern: re.Pattern) -> tuple[list[float], list[float]]
     except OSError:
         pass
     return xs, ys
+
+
+def metric_name(pattern: re.Pattern | None) -> str:
+    """What to call a metric: the last word before its group."""
+    words = re.findall(r"[A-Za-z]{2,}", pattern.pattern.rpartition("(")[0]) if pattern else ["loss"]
+    return words[-1] if words else "metric"
 
 
 def compiled(text: str | None) -> re.Pattern | None:

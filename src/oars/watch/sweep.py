@@ -22,7 +22,7 @@ from oars.watch.curves import loss_chart
 from oars.watch.facts import number, verdict
 from oars.watch.report import html_table, page, write
 from oars.watch.runs import WatchError
-from oars.watch.start import Trial, metric_of, metrics_of, run_all, series_name
+from oars.watch.start import Trial, metric_name, metric_of, metrics_of, run_all, series_name
 
 
 @dataclass
@@ -215,7 +215,8 @@ def _charts(what: Sweep, trials: list[Trial]) -> list[Chart]:
                  for run, name in zip(runs, names, strict=True)]
         if any(len(line.x) > 1 for line in lines):
             where = "step" if what.pattern.groups > 1 else "time it was told"
-            drawn.append(Chart(f"Metric: {what.pattern.pattern}", where, "metric", lines))
+            name = metric_name(what.pattern)
+            drawn.append(Chart(name.capitalize(), where, name, lines))
     return [chart for chart in drawn if chart.drawable()]
 
 
@@ -228,7 +229,7 @@ def _tell(what: Sweep, done: list[Trial], folder: Path, out: Path | None) -> int
         found.append((not good, (-value if what.largest else value) if good and value is not None else 0.0, trial,
                       why or number(value)))
     found.sort(key=lambda each: each[:2])
-    name = "metric" if what.pattern else "loss"
+    name = metric_name(what.pattern)
     head = ["", *(s.name for s in what.settings), name, "state", "steps", "samples/s", "run"]
     rows = [["" if bad else str(place), *trial.settings.values(), shown, verdict(run, set()),
              f"{run.last.get('step', 0):,}", number(run.rate), run.name]

@@ -16,6 +16,7 @@ from pathlib import Path
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/gradient_norm",
         "samples_per_s": "speed/samples_per_s", "exchange_share": "speed/exchange_share"}
 POINTS = 1000  # of a series are added at a time at most: TensorBoard shows no more
+LINES = 50_000  # are looked at for them, so that the end of a run of a million steps does not wait for it
 
 
 def update(folder: Path) -> None:
@@ -58,6 +59,7 @@ def _known(text: str, file: object) -> int:
 
 def _scalars(lines: list[bytes]) -> bytes:
     """Records of every series' values, every so many of them that there are not too many; the last is among them."""
+    lines = lines[::-1][::len(lines) // LINES + 1][::-1]
     series: dict[str, list[tuple[float, int, float]]] = {tag: [] for tag in TAGS.values()}
     for line in lines:
         try:
