@@ -169,6 +169,7 @@ class Record:
         if not pending or os.getpid() != self._pid:
             return
         lines = []
+        known, rates = None, ""  # the learning rate seldom changes
         for step, loss, samples, now, exchange, lr, norm in pending:
             rate: float | None = None
             share: float | None = None
@@ -176,10 +177,12 @@ class Record:
                 seconds = now - self._last[0]
                 rate, share = samples / seconds, (exchange - self._last[1]) / seconds
             self._last = (now, exchange)
+            if lr != known:
+                known, rates = lr, json.dumps(lr)
             lines.append(
                 f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
                 f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}'
-                + ("" if lr is None else f', "lr": {json.dumps(lr)}')
+                + ("" if lr is None else f', "lr": {rates}')
                 + ("" if norm is None else f', "grad_norm": {_number(norm)}')
                 + "}\n"
             )
