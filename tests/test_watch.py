@@ -218,7 +218,10 @@ def test_thinning_loses_no_spike_and_smoothing_no_level():
     ys[4321] = 50.0
     xs, few = thinned([float(i) for i in range(10_000)], ys)
     assert len(few) <= 602 and max(few) == 50 and xs[few.index(50)] == 4321
-    assert smoothed([3.0] * 500) == pytest.approx([3.0] * 500)
+    assert smoothed([3.0] * 500, False) == pytest.approx([3.0] * 500)
+    falling = [0.97**i for i in range(500)]
+    assert smoothed(falling, True) == pytest.approx(falling)  # no lag on a logarithmic axis
+    assert smoothed([0.0, 1.0] * 200, True) == pytest.approx([0.0, 1.0] * 200)
 
 
 def test_a_line_that_is_never_finite_is_no_line():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -52,6 +53,11 @@ class Chart:
     def drawable(self) -> bool:
         """Whether there is anything to see."""
         return any(series.finite()[0] for series in self.series)
+
+    def x_ticks(self, most: int) -> list[float]:
+        """The x axis's ticks; there is no half step and no half rank."""
+        low, high = self.span()[:2]
+        return [t for t in ticks(low, high, self.log_x, most) if t == round(t) or self.x not in ("step", "ranks")]
 
     def span(self) -> tuple[float, float, float, float]:
         """The smallest and largest x and y, in the axes' own measure, with room where all are the same."""
@@ -107,7 +113,7 @@ def label(value: float) -> str:
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4g}"
+        return f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
     text = f"{value:.2e}"
     mantissa, _, power = text.partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
@@ -127,12 +133,16 @@ def thinned(xs: list[float], ys: list[float], most: int = POINTS) -> tuple[list[
     return [xs[i] for i in order], [ys[i] for i in order]
 
 
-def smoothed(ys: list[float]) -> list[float]:
-    """The running mean over about a fiftieth of the line."""
-    weight = 1 - 1 / max(2.0, len(ys) / 50)
-    out: list[float] = []
-    mean, mass = 0.0, 0.0
-    for y in ys:
-        mean, mass = weight * mean + (1 - weight) * y, weight * mass + (1 - weight)
-        out.append(mean / mass)
-    return out
+def smoothed(ys: list[float], log: bool) -> list[float]:
+    """The mean over a fiftieth of the line around each point (of logarithms on such an axis): it does not lag."""
+    if log:
+        ys = [math.log(y) if y > 0 else -math.inf for y in ys]
+        if -math.inf in ys:  # zeros have no place there
+            return [math.exp(y) for y in ys]
+    sums = [0.0, *itertools.accumulate(ys)]
+    half = len(ys) // 100
+    out = []
+    for i in range(len(ys)):
+        reach = min(half, i, len(ys) - 1 - i)
+        out.append((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1))
+    return [math.exp(y) for y in out] if log else out

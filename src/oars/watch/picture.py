@@ -49,7 +49,7 @@ def _by_matplotlib(charts: list[Chart], path: Path) -> None:
             xs, ys = series.finite()
             if len(xs) > NOISY:
                 axes.plot(*thinned(xs, ys), color=shade, linewidth=0.8, alpha=0.3)
-                ys = smoothed(ys)
+                ys = smoothed(ys, chart.log_y)
             style = (0, tuple(map(float, dashes.split()))) if dashes else "-"
             end = series.diverged_at()
             axes.plot(*thinned(xs, ys), color=shade, linewidth=1.8, linestyle=style,
@@ -59,7 +59,7 @@ def _by_matplotlib(charts: list[Chart], path: Path) -> None:
         for x, _ in chart.events:
             axes.axvline(x, color="#aa0000", linestyle=":", linewidth=1)
         axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-        if chart.x == "step":
+        if chart.x in ("step", "ranks"):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if chart.log_x:
             axes.set_xscale("log")

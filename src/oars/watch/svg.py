@@ -34,7 +34,7 @@ def draw(chart: Chart) -> str:
         y = at(x0, t)[1]
         parts.append(f'<path d="M{box[0]} {y:.1f}H{box[2]}" stroke="#ddd"/><text x="{box[0] - 8}" y="{y + 4:.1f}" '
                      f'text-anchor="end">{label(t)}</text>')
-    for t in ticks(x0, x1, chart.log_x, 10):
+    for t in chart.x_ticks(10):
         x = at(t, y0)[0]
         parts.append(f'<path d="M{x:.1f} {box[3]}v5" stroke="#444"/><text x="{x:.1f}" y="{box[3] + 20}" '
                      f'text-anchor="middle">{label(t)}</text>')
@@ -70,7 +70,7 @@ def _line(chart: Chart, series: Series, number: int, at: object) -> list[str]:
 
     if len(xs) > NOISY:
         parts.append(path(xs, ys, 'stroke-width="1" opacity="0.3"'))
-        ys = smoothed(ys)
+        ys = smoothed(ys, chart.log_y)
     parts.append(path(xs, ys, f'stroke-width="{1.2 if series.reference else 2}" stroke-linejoin="round"'
                               + (f' stroke-dasharray="{dashes}"' if dashes else "")))
     if series.points or len(xs) == 1:
@@ -92,7 +92,7 @@ def _legend(chart: Chart) -> str:
     for number, series in enumerate(chart.series):
         diverged = " (diverged ×)" if series.diverged_at() is not None else ""
         name = series.name if len(series.name) <= 60 else series.name[:59] + "…"
-        wide = 40 + 7.2 * (len(name) + len(diverged))
+        wide = 42 + 7.9 * (len(name) + len(diverged))
         if rows[-1] and x + wide > WIDTH - RIGHT:
             rows.append([])
             x = LEFT

@@ -77,7 +77,7 @@ def _legend(chart: Chart, columns: int, paint: bool) -> list[str]:
 def _x_axis(chart: Chart, x0: float, x1: float, columns: int) -> list[str]:
     axis, names = ["─"] * columns, [" "] * columns
     free = 0
-    for t in ticks(x0, x1, chart.log_x):
+    for t in chart.x_ticks(6):
         at, text = round(place(t, x0, x1, chart.log_x) * (columns - 1)), label(t)
         begin = min(max(0, at - len(text) // 2), columns - len(text))
         axis[at] = "┬"
