@@ -47,7 +47,7 @@ chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 clean:
-	rm -rf .venv oars-runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an environment is made anew only when what it is made from has changed.
