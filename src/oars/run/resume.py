@@ -77,7 +77,7 @@ def go_on(folder: Path, plan: dict[str, Any], quiet: bool, lock: int) -> int:
     """Clear away what a run that was killed has left, and run."""
     sweep(folder)
     for name in os.listdir(folder):
-        if MARKS.match(name) or name.startswith("error-") or name in ("summary.json", "end.json"):
+        if MARKS.match(name) or name.startswith("error-") or name == "summary.json":
             os.unlink(folder / name)
     shutil.rmtree(folder / "files", ignore_errors=True)
     step = read(folder / FOLDER / plan["resume"])[0]["step"]
