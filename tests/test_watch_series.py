@@ -68,7 +68,7 @@ def test_a_sweep_ranks_its_runs_keeps_failures_and_goes_on_where_it_was_interrup
         ("1e20", "13", "no", "metric", "failed")]
     assert "lr=1e20 seed=1 is not finite after step" in shown and "━━ lr=0.1 seed=1" in shown
     page = (place / "oars-runs/s/report.html").read_text()
-    assert page.count("<svg") == 1 and "lr=1e20 seed=1 (diverged ×)" in page and "s-t002" in page
+    assert page.count("<svg") == 2 and "Score" in page and "lr=1e20 seed=1 (diverged ×)" in page and "s-t002" in page
     other = oars(place, *words[:-2], code=2)  # another metric is another series
     assert "holds another series" in other and other.count("\n") == 1
 
