@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slurm lint bench bench-images bench-rows bench-recovery chaos clean
+.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,8 @@ help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm, slurm-wlm-torque, munge)"
+	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
+	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
@@ -30,6 +32,12 @@ test: lint
 
 test-slurm: .venv/dev
 	@$(BIN)/python -m pytest tests/slurm $(ARGS)
+
+test-browser: .venv/dev
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+lab: .venv/watch
+	@$(BIN)/python examples/lab/lab.py
 
 lint: .venv/dev
 	@$(BIN)/ruff check
@@ -51,7 +59,7 @@ chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 clean:
-	rm -rf .venv oars-runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an environment is made anew only when what it is made from has changed.
@@ -64,10 +72,15 @@ clean:
 	@$(PIP) -e '.[torch]' | $(SHOW)
 	@touch $@
 
+.venv/watch: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what a run and its pictures need (torch is large: about a minute)"
+	@$(PIP) -e '.[torch,watch]' | $(SHOW)
+	@touch $@ .venv/run
+
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
-	@touch $@ .venv/run
+	@touch $@ .venv/run .venv/watch
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the benches need (torch is large: about a minute)"

@@ -70,6 +70,17 @@ examples:
   oars doctor
   oars doctor --job                        # in a job: can its nodes work together?
 """
+# These have arguments of their own: see oars.watch.command.
+WATCH = {
+    "runs": "list the runs of this folder",
+    "show": "draw a run's curves in the terminal",
+    "compare": "draw several runs over each other",
+    "report": "write an HTML page about runs",
+    "board": "start TensorBoard on runs",
+    "scale": "run a script on several numbers of ranks, and say how much faster it gets",
+    "sweep": "run a script with many settings of its arguments, and say which did best",
+}
+
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,6 +90,10 @@ def main(argv: list[str] | None = None) -> int:
         from oars.data.command import main as data
 
         return data(argv[1:])
+    if argv[:1] and argv[0] in WATCH:
+        from oars.watch.command import main as watch
+
+        return watch(argv)
     if argv[:1] == ["job"]:  # what job scripts run, not people
         return _job(argv[1:])
     own, flags = split_flags(argv)
@@ -303,6 +318,8 @@ def parser() -> Parser:
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
 
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
+    for name, text in WATCH.items():
+        verb(name, text, f"oars {name} ...", "")
     doctor = verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor [--job]",
                   DOCTOR)
     doctor.add_argument("--job", action="store_true", help="look at the nodes of the scheduler's job we are in")

@@ -1,7 +1,8 @@
 """What a run leaves behind: ``metrics.jsonl``, ``events.jsonl`` and ``summary.json`` in the run folder.
 
-Every rank has a Record; only the voice's writes. Adapters call it, watchers read the files. ``step`` is on the
-training loop's path, so it only appends to a list; the lines are formatted and written a few times a second.
+Every rank has a Record; only the voice's writes, but for each rank's own ``times-<rank>.jsonl`` (see times.py).
+Adapters call it, watchers read the files. ``step`` is on the training loop's path, so it only appends to a list; the
+lines are formatted and written a few times a second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from oars.run.times import Times
 
 FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed run may lose
 
@@ -32,10 +35,11 @@ class Record:
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
         self.played = False  # what the script does now it has done before: nothing is written
+        self.times = Times(folder, world)
         self._world = world
         self._said: set[str] = set()
         self._pid = os.getpid()
-        self._pending: list[tuple[int, Any, int, float, float]] = []
+        self._pending: list[tuple[int, Any, int, float, float, Any, Any]] = []
         self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
         self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
         self._loss_at: float | None = None  # when a rank was lost, until the next step is done
@@ -46,8 +50,9 @@ class Record:
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
         self._last_step = (0.0, 0.0)
 
-    def step(self, loss: Any, samples: int) -> None:
-        """One optimizer step was done: its global loss (a number, a tensor or None) and how many samples went in."""
+    def step(self, loss: Any, samples: int, lr: Any = None, norm: Any = None) -> None:
+        """One optimizer step was done: its global loss (a number, a tensor or None), how many samples went in; where
+        they are known, its learning rate (or a list of them) and the norm of its gradients."""
         if self.played:
             return
         self.steps += 1
@@ -59,13 +64,14 @@ class Record:
         if self._first_step is None:
             self._first_step = (now, exchange, samples)
         self._last_step = (now, exchange)
+        self.times.stepped(self.steps)
         if self._loss_at is not None:
             self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
             self._loss_at = None
         if not self.voice:
-            self._recent.append((self.steps, loss, samples, now, exchange))
+            self._recent.append((self.steps, loss, samples, now, exchange, lr, norm))
             return
-        self._pending.append((self.steps, loss, samples, now, exchange))
+        self._pending.append((self.steps, loss, samples, now, exchange, lr, norm))
         if now >= self._flush_at:
             self.flush()
 
@@ -179,21 +185,28 @@ class Record:
         if not pending or os.getpid() != self._pid:
             return
         lines = []
-        for step, loss, samples, now, exchange in pending:
+        known, rates = None, ""  # the learning rate seldom changes
+        for step, loss, samples, now, exchange, lr, norm in pending:
             rate: float | None = None
             share: float | None = None
             if self._last is not None and now > self._last[0]:
                 seconds = now - self._last[0]
                 rate, share = samples / seconds, (exchange - self._last[1]) / seconds
             self._last = (now, exchange)
+            if lr != known:
+                known, rates = lr, json.dumps(lr)
             lines.append(
                 f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
-                f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}}}\n'
+                f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}'
+                + ("" if lr is None else f', "lr": {rates}')
+                + ("" if norm is None else f', "grad_norm": {_number(norm)}')
+                + "}\n"
             )
         self._append("metrics.jsonl", "".join(lines))
 
     def close(self) -> None:
         """Write what the closing line needs."""
+        self.times.write()
         if not self.voice or os.getpid() != self._pid:
             return
         self.flush()

@@ -15,6 +15,7 @@ from oars.run import launch
 from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
+from oars.watch.tb import update_quietly
 
 DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
 
@@ -40,6 +41,11 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
     """The closing lines; a run that has come to its good end needs no snapshots any more."""
     if code == 0 or not any((folder / FOLDER).glob("*.snap")):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    try:
+        (folder / "end.json").write_text(json.dumps({"code": code, "time": time.time()}) + "\n")
+    except OSError:  # a full disk
+        pass
+    update_quietly(folder)
     for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
         supervisor.screen.say(line)
     return code

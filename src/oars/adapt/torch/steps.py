@@ -1,4 +1,8 @@
-"""Steps: what the run's record is told after every optimizer step, and where ``oars verify`` stops a script."""
+"""Steps: what the run's record is told after every optimizer step, and where ``oars verify`` stops a script.
+
+The phases of the loop, as the record's clock sees them: ``data`` is the loader at work, ``forward`` from there to
+``backward()``, ``backward``, ``update`` the optimizer at work, ``other`` the rest (evaluation, clipping, printing).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 from typing import Any
 
 import torch
@@ -15,24 +20,38 @@ from oars.adapt.torch.context import ctx, offsets_of, own
 
 _params: list[torch.Tensor] = []
 _loss: Any = None
+_norm_at = 0.0  # when the gradients' norm may be taken next, by this thread's processor time
+_NORM_SHARE = 0.0025  # of which so much may go into it
+_grad_slot: Any = torch._C.TensorBase.grad  # past who watches for reads of gradients: only the voice reads here
 
 
 def install(torch_: Any, gradients: Any) -> None:
     """Hook into every optimizer; on one rank also into backward and loaders, only to count."""
-    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+    from torch.optim.optimizer import (
+        Optimizer,
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    times = ctx.record.times
+
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+        times.mark("other")
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        times.mark("update")
         loss = _loss
         if gradients is not None:
             gradients.stepped()
             loss = gradients.last_loss
-        ctx.record.step(loss, ctx.samples)
+        ctx.record.step(loss, ctx.samples, _rates(optimizer), _norm(optimizer))
         ctx.stepped[id(optimizer)] = ctx.record.steps
         ctx.samples = 0
         if ctx.record.steps == ctx.plan.get("stop_after"):
             _leave_weights()
             raise SystemExit(0)
 
+    register_optimizer_step_pre_hook(steps)
     register_optimizer_step_post_hook(stepped)
     add = Optimizer.add_param_group
 
@@ -54,6 +73,60 @@ def install(torch_: Any, gradients: Any) -> None:
         atexit.register(digest)
     if gradients is None:
         _count_only()
+    _watch_the_clock(times)
+
+
+def _watch_the_clock(times: Any) -> None:
+    """Mark where loading and backward begin and end."""
+    from torch.utils.data import dataloader
+
+    def timed(work: Any, before: str, phase: str) -> Any:
+        @functools.wraps(work)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if times.inside:
+                return work(*args, **kwargs)
+            times.mark(before)
+            times.inside = True
+            try:
+                return work(*args, **kwargs)
+            finally:
+                times.inside = False
+                times.mark(phase)
+
+        return call
+
+    loader: Any = dataloader._BaseDataLoaderIter
+    loader.__next__ = timed(loader.__next__, "other", "data")
+    torch.autograd.backward = timed(torch.autograd.backward, "forward", "backward")  # type: ignore[assignment]
+    if torch.cuda.is_available():
+        times.device_memory = torch.cuda.max_memory_allocated
+
+
+def _rates(optimizer: Any) -> Any:
+    """The learning rate, or those of all groups where they differ; one on a device is left there."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if not all(isinstance(rate, (int, float)) for rate in rates):
+        return None
+    return rates[0] if rates.count(rates[0]) == len(rates) else rates
+
+
+def _norm(optimizer: Any) -> Any:
+    """The norm of all gradients of this step, every so many steps that it costs a quarter of a percent of the time."""
+    global _norm_at
+    began = time.thread_time()  # not the wall's: on a busy machine that would allow more than our share
+    if began < _norm_at or not ctx.record.voice or ctx.record.played:
+        return None
+    grads = [_grad_slot.__get__(p) for group in optimizer.param_groups for p in group["params"]]
+    grads = [g for g in grads if g is not None and g.layout is torch.strided and g.numel()]
+    if not grads:
+        return None
+    with torch.no_grad():
+        norms = torch._foreach_norm(grads)
+        norm = torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).norm()
+    value = norm.item() if norm.device.type == "cpu" else norm
+    now = time.thread_time()
+    _norm_at = now + (now - began) / _NORM_SHARE
+    return value
 
 
 def _leave_out_steps(optimizer: Any, gradients: Any) -> None:
