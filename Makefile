@@ -54,5 +54,5 @@ clean:
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
-	@$(PIP) -e '.[torch,dev]' | $(SHOW)
+	@$(PIP) -e '.[torch,keras,tensorflow,jax,dev]' | $(SHOW)
 	@touch $@ .venv/run

@@ -1,0 +1,58 @@
+"""TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``).
+
+What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
+    """Patch TensorFlow for this rank; nothing on one rank."""
+    if world is None:
+        return
+    from oars.adapt.meet import meet
+    from oars.adapt.random import common_seed
+    from oars.adapt.tensorflow import gradients
+
+    meet.start(world, plan, record)
+    tf.random.set_seed(common_seed("tensorflow"))
+    gradients.install()
+    _without_xla(tf, record)
+    _data_uncut()
+
+
+def _without_xla(tf: Any, record: Any) -> None:
+    """XLA cannot call the host: what the script wants compiled by it stays a graph."""
+    plain = tf.function
+
+    @functools.wraps(plain)
+    def function(func: Any = None, *args: Any, jit_compile: Any = None, **kwargs: Any) -> Any:
+        if jit_compile:
+            record.notice("jit_compile=True is left out: a graph that talks to other ranks cannot be XLA's")
+            jit_compile = None
+        return plain(func, *args, jit_compile=jit_compile, **kwargs)
+
+    tf.function = function
+
+
+def _data_uncut() -> None:
+    """Functions of a tf.data pipeline run in threads of their own: models called there are whole."""
+    from tensorflow.python.data.ops import structured_function
+
+    from oars.adapt.meet import meet
+
+    wrapper = structured_function.StructuredFunctionWrapper
+    plain = wrapper.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        meet.inside += 1
+        try:
+            plain(self, *args, **kwargs)
+        finally:
+            meet.inside -= 1
+
+    wrapper.__init__ = init

@@ -1,0 +1,40 @@
+"""Gradients: what ``GradientTape.gradient`` gives is, on every rank, that of the script's loss over the global batch.
+
+So clipping, accumulation, loss scaling, logging and updates written by hand just work, and so does a tape in a tape.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from oars.adapt.meet import meet
+from oars.adapt.tensorflow import wire
+
+
+def exchanged(grads: Any) -> Any:
+    """Gradients averaged over ranks, in one message."""
+    if meet.inside:
+        return grads
+    if not meet.calls:
+        meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
+        return grads
+    leaves = tf.nest.flatten(grads)
+    at = [i for i, g in enumerate(leaves) if g is not None]
+    dense = [tf.convert_to_tensor(leaves[i]) for i in at]  # an embedding's gradient too: rows differ between ranks
+    for i, mean in zip(at, wire.means(dense), strict=True):
+        leaves[i] = mean
+    return tf.nest.pack_sequence_as(grads, leaves)
+
+
+def install() -> None:
+    """Patch GradientTape.gradient."""
+    plain = tf.GradientTape.gradient
+
+    @functools.wraps(plain)
+    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return exchanged(plain(self, *args, **kwargs))
+
+    tf.GradientTape.gradient = gradient
