@@ -76,6 +76,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
+        "tf1": args.tf1,
         "snapshot": snapshot_plan(args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
@@ -142,7 +143,7 @@ def parser() -> Parser:
     run.add_argument("--local-batchnorm", action="store_true",
                      help="BatchNorm takes each rank's own statistics (the default with --batch keep)")
     run.add_argument("--share-gpus", action="store_true", help="allow more ranks than GPUs")
-
+    run.add_argument("--tf1", action="store_true", help="the script was written for TensorFlow 1")
     run.add_argument("--stall", type=seconds, default=60.0, metavar="SECONDS",
                      help="say which rank the others wait for when they have waited this long (default: 60; 0: never)")
     run.add_argument("--on-stall", choices=("report", "drop", "abort"),

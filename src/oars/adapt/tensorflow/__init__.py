@@ -1,6 +1,7 @@
 """TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``).
 
-What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank.
+What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
+TensorFlow 1 are in ``sessions``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from typing import Any
 
 
 def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
-    """Patch TensorFlow for this rank; nothing on one rank."""
+    """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
+    if plan.get("tf1"):
+        from oars.adapt.tensorflow import sessions
+
+        sessions.install(tf, world, record)
+        return
     if world is None:
         return
     from oars.adapt.meet import meet
