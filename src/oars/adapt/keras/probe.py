@@ -66,7 +66,8 @@ def _tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
             return "its result for some rows depends on how many there are"
         return ""
     except Exception as error:
-        return f"trying it on invented rows failed ({type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]})"
+        told = str(error).strip().partition("\n")[0][:120]
+        return f"trying it on invented rows failed ({type(error).__name__}: {told})"
     finally:
         probing = False
 

@@ -87,7 +87,7 @@ class _Seen:
 def _rows(data: Any) -> int:
     while isinstance(data, (list, tuple, dict)) and len(data):
         data = next(iter(data.values())) if isinstance(data, dict) else data[0]
-    shape = getattr(data, "shape", ())
+    shape: Any = getattr(data, "shape", ())
     return int(shape[0]) if len(shape) else 0
 
 

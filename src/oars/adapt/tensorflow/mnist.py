@@ -81,6 +81,6 @@ def _draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     for image, label, down, right in zip(images, labels, rng.integers(1, 9, count), rng.integers(1, 15, count),
                                          strict=True):
         image[down : down + 21, right : right + 15] = large[label]
-    blurred = sum(images[:, i : i + 28, j : j + 28] for i in range(3) for j in range(3)) / 9
+    blurred = np.mean([images[:, i : i + 28, j : j + 28] for i in range(3) for j in range(3)], axis=0)
     noisy = blurred * rng.uniform(150, 255, (count, 1, 1)) + rng.normal(0, 20, blurred.shape)
     return noisy.clip(0, 255).astype(np.uint8), labels

@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
 def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
-    many = getattr(fetcher.dataset, "__getitems__", None)
+    many: Any = getattr(fetcher.dataset, "__getitems__", None)
     samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
     if not isinstance(samples, list) or len(samples) != len(cut.indices):  # whole batches already, as Keras's are
         every = fetcher.collate_fn(samples)
