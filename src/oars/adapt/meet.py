@@ -92,6 +92,15 @@ class Meet:
             self.world.allgather_rows(_bytes(mine, width), counts, _bytes(whole, width))
         return whole
 
+    def concat(self, rows: np.ndarray) -> np.ndarray:
+        """Every rank's rows, joined; each knows only how many it has itself."""
+        counts = self.world.allgather_alike(np.array([len(rows)]))[:, 0].tolist()
+        whole = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
+        width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+        if width and len(whole):
+            self.world.allgather_rows(_bytes(np.ascontiguousarray(rows), width), counts, _bytes(whole, width))
+        return whole
+
     def total(self, array: np.ndarray) -> np.ndarray:
         """Summed over ranks."""
         if array.nbytes <= _SMALL:

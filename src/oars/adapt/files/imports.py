@@ -30,15 +30,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name not in _waiting:
             return None
         acts = _waiting.pop(name)
-        spec = importlib.util.find_spec(name) if path is None else _spec_on(name, path)
+        try:
+            spec = importlib.util.find_spec(name) if path is None else _spec_on(name, path)
+        finally:
+            _waiting[name] = acts  # who asks where a module is may not import it: TensorFlow looks for Keras
         if spec is None or spec.loader is None:
-            _waiting[name] = acts
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            for act in acts:
+            for act in _waiting.pop(name, []):
                 act(module)
 
         # An instance attribute: the loader belongs to this one module.

@@ -102,7 +102,7 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
 
     @functools.wraps(make)
     def make_function(self: Any, step: Any) -> Any:
-        return _done_again(self, make(self, step), step.__name__ == "train_step")
+        return _done_again(self, _by_kind(self, step, make(self, step)), step.__name__ == "train_step")
 
     @functools.wraps(make_predict)
     def make_predict_function(self: Any, force: bool = False) -> Any:
@@ -113,6 +113,26 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
         return made
 
     trainer._make_function, trainer.make_predict_function = make_function, make_predict_function
+
+
+def _by_kind(model: Any, step: Any, plain: Any) -> Any:
+    """``plain``, but batches of a tf.data pipeline are traced by its kinds: some of Keras's trackers go by shapes."""
+    import tensorflow as tf
+
+    compiled: dict[str, Any] = {}
+
+    def function(batches: Any, kind: Any = None) -> Any:
+        if kind is None or model.run_eagerly:
+            return plain(batches)
+        name = repr(kind)
+        if name not in compiled:
+            run = tf.autograph.experimental.do_not_convert(model._autoconvert_optionals(step))
+            compiled[name] = tf.function(run, input_signature=[kind])
+        for data in batches:
+            outputs = compiled[name](data)
+        return outputs
+
+    return function
 
 
 def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -> Any:
@@ -126,9 +146,11 @@ def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -
             return [*model.variables, *model.optimizer.variables]
         return [*model.non_trainable_variables, *model.metrics_variables]
 
-    @functools.wraps(function)
     def call(batches: Any) -> Any:
+        kind: tuple = ()
         if not listed:
+            source = batches.batches if isinstance(batches, _Seen) else batches
+            kind = (source.element_spec,) if isinstance(source, tf.data.Iterator) else ()
             batches = list(itertools.islice(batches, model.steps_per_execution))
             if not batches:
                 raise StopIteration
@@ -137,7 +159,7 @@ def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -
             if meet.world.survives:
                 kept = [(v, v._value.read_value()) for v in changed()]
             try:
-                return function(batches if listed else iter(batches))
+                return function(batches if listed else iter(batches), *kind)
             except (RankLost, tf.errors.OpError):
                 if not meet.lost and meet.world.adopted == meet.world.era:
                     raise

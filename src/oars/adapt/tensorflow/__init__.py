@@ -13,17 +13,22 @@ from typing import Any
 def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
     if plan.get("tf1"):
-        from oars.adapt.tensorflow import sessions
+        from oars.adapt.meet import meet
+        from oars.adapt.tensorflow import files, sessions
 
+        if world is not None:
+            meet.start(world, plan, record)
+            files.install(tf)
         sessions.install(tf, world, record)
         return
     if world is None:
         return
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import gradients
+    from oars.adapt.tensorflow import files, gradients
 
     meet.start(world, plan, record)
+    files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
     gradients.install()
     _without_xla(tf, record)

@@ -22,10 +22,12 @@ def exchanged(grads: Any) -> Any:
         meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
         return grads
     leaves = tf.nest.flatten(grads)
-    at = [i for i, g in enumerate(leaves) if g is not None]
-    dense = [tf.convert_to_tensor(leaves[i]) for i in at]  # an embedding's gradient too: rows differ between ranks
-    for i, mean in zip(at, wire.means(dense), strict=True):
+    sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
+    dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
+    for i, mean in zip(dense, wire.means([leaves[i] for i in dense]), strict=True):
         leaves[i] = mean
+    for i in sparse:
+        leaves[i] = wire.sparse_mean(leaves[i])
     return tf.nest.pack_sequence_as(grads, leaves)
 
 

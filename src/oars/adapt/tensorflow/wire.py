@@ -80,6 +80,15 @@ def means(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     return results
 
 
+def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
+    """An embedding's gradient averaged over ranks: all ranks' rows of it, as one process would have them."""
+    def joined(x: tf.Tensor) -> tf.Tensor:
+        return _host(meet.concat, x.dtype, [None, *x.shape[1:]], x)
+
+    size = place()[1] if not tf.executing_eagerly() else meet.size
+    return tf.IndexedSlices(joined(g.values) / tf.cast(size, g.values.dtype), joined(g.indices), g.dense_shape)
+
+
 @tf.custom_gradient
 def _mean(flat: tf.Tensor) -> Any:
     return _host(meet.mean, flat.dtype, flat.shape, flat), _mean
