@@ -9,6 +9,7 @@ import jax
 
 from oars.adapt.keras import wire_jax as wire
 from oars.adapt.meet import meet
+from oars.engine.world import RankLost
 
 
 def exchanged(grads: Any) -> Any:
@@ -22,6 +23,15 @@ def exchanged(grads: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
+def _until_done(work: Any) -> Any:
+    """Gradients are pure: after a loss they are computed again. (Compiled ones are by ``compiled``.)"""
+    while True:
+        try:
+            return work()
+        except RankLost:
+            wire.renew()
+
+
 def install() -> None:
     """Patch jax.grad, jax.value_and_grad and jax.vjp."""
     plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
@@ -32,8 +42,11 @@ def install() -> None:
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            out = inner(*args, **kwargs)
-            return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
+            def work() -> Any:
+                out = inner(*args, **kwargs)
+                return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
+
+            return _until_done(work)
 
         return call
 
@@ -43,8 +56,11 @@ def install() -> None:
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            value, grads = inner(*args, **kwargs)
-            return value, exchanged(grads)
+            def work() -> Any:
+                value, grads = inner(*args, **kwargs)
+                return value, exchanged(grads)
+
+            return _until_done(work)
 
         return call
 

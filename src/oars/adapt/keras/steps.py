@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from oars.adapt.meet import meet
-from oars.engine.world import RankLost
 
 _models: list[Any] = []
 
@@ -97,6 +96,8 @@ def _rows(data: Any) -> int:
 def _tensorflow(keras: Any, trainer: Any) -> None:
     from keras.src.trainers import trainer as module
 
+    from oars.adapt.tensorflow import wire
+
     module.model_supports_jit = lambda model: False  # XLA cannot call the host
     make, make_predict = trainer._make_function, trainer.make_predict_function
 
@@ -113,6 +114,15 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
         return made
 
     trainer._make_function, trainer.make_predict_function = make_function, make_predict_function
+    optimizer = keras.optimizers.Optimizer
+    plain_apply = optimizer.apply
+
+    @functools.wraps(plain_apply)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        with wire.behind_messages():  # else a step that is not done counts, and lets weights decay
+            return plain_apply(self, grads, trainable_variables)
+
+    optimizer.apply = apply
 
 
 def _by_kind(model: Any, step: Any, plain: Any) -> Any:
@@ -138,13 +148,13 @@ def _by_kind(model: Any, step: Any, plain: Any) -> Any:
 def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -> Any:
     import tensorflow as tf
 
-    from oars.adapt.tensorflow import wire
+    from oars.adapt.tensorflow import again
 
     def changed() -> list[Any]:
         """What a step that is not done changes; the script's own train_step may have applied some gradients by then."""
         if trains and type(model).train_step.__module__.partition(".")[0] != "keras":
-            return [*model.variables, *model.optimizer.variables]
-        return [*model.non_trainable_variables, *model.metrics_variables]
+            return [v._value for v in (*model.variables, *(model.optimizer.variables if model.optimizer else ()))]
+        return [v._value for v in (*model.non_trainable_variables, *model.metrics_variables)]
 
     def call(batches: Any) -> Any:
         kind: tuple = ()
@@ -154,18 +164,7 @@ def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -
             batches = list(itertools.islice(batches, model.steps_per_execution))
             if not batches:
                 raise StopIteration
-        kept: list[Any] = []
-        while True:
-            if meet.world.survives:
-                kept = [(v, v._value.read_value()) for v in changed()]
-            try:
-                return function(batches if listed else iter(batches), *kind)
-            except (RankLost, tf.errors.OpError):
-                if not meet.lost and meet.world.adopted == meet.world.era:
-                    raise
-                for v, value in kept:
-                    v._value.assign(value)
-                wire.renew()
+        return again.until_done(lambda: function(batches if listed else iter(batches), *kind), changed)
 
     return call
 

@@ -1,4 +1,5 @@
-"""TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``).
+"""TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``), steps that
+are done again after a loss (``again``), files that TensorFlow writes by itself (``files``).
 
 What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
 TensorFlow 1 are in ``sessions``.
@@ -25,12 +26,13 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
         return
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import files, gradients
+    from oars.adapt.tensorflow import again, files, gradients
 
     meet.start(world, plan, record)
     files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
     gradients.install()
+    again.install()
     _without_xla(tf, record)
     _data_uncut()
 

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import wire
+from oars.adapt.tensorflow import again, wire
+from oars.engine.world import RankLost
 
 
 def exchanged(grads: Any) -> Any:
@@ -37,6 +38,10 @@ def install() -> None:
 
     @functools.wraps(plain)
     def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return exchanged(plain(self, *args, **kwargs))
+        try:
+            return exchanged(plain(self, *args, **kwargs))
+        except RankLost:
+            again.stop("the backward pass of a loop that is not compiled")
+            raise
 
     tf.GradientTape.gradient = gradient

@@ -55,6 +55,12 @@ def _host(message: Any, dtype: tf.DType, shape: Any, *tensors: Any) -> tf.Tensor
     return result
 
 
+def behind_messages() -> Any:
+    """A context in which whatever is put into the graph waits for the messages before it."""
+    last = None if tf.executing_eagerly() else getattr(tf.compat.v1.get_default_graph(), "_oars_last", None)
+    return tf.control_dependencies([] if last is None else [last])
+
+
 @tf.custom_gradient
 def total(x: tf.Tensor) -> Any:
     """Summed over ranks; its gradient is the same."""
