@@ -13,5 +13,5 @@ tell("history", history.history)
 tell("evaluate", model.evaluate(x, y, batch_size=16, verbose=0))
 for i in range(4):
     tell("batch", model.train_on_batch(x[i * 16:i * 16 + 16], y[i * 16:i * 16 + 16]))
-tell("predict", model.predict(x, batch_size=32, verbose=0).sum(0))
+tell("predict", model.predict(x, batch_size=32, verbose=0)[::9])
 tell("weights", np.concatenate([np.ravel(w) for w in model.get_weights()]))

@@ -24,6 +24,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
         return
     if world is None:
         return
+    from oars.adapt.files.imports import when_imported
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
     from oars.adapt.tensorflow import again, files, gradients
@@ -33,6 +34,8 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     tf.random.set_seed(common_seed("tensorflow"))
     gradients.install()
     again.install()
+    when_imported("tf_keras", lambda _: record.notice(
+        "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))
     _without_xla(tf, record)
     _data_uncut()
 

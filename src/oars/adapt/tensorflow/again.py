@@ -1,7 +1,7 @@
 """A compiled step in which a rank was lost is done again: variables are put back, and the batch is cut anew.
 
-So it is with Keras's steps (``adapt/keras/steps.py``) and with every outermost ``tf.function`` of the script. A graph that
-is built step by step, eagerly, cannot be gone back through once its rows are gone: then the run stops, and says so.
+So it is with Keras's steps (``adapt/keras/steps.py``) and with every outermost ``tf.function`` of the script. A graph
+that is built step by step, eagerly, cannot be gone back through once its rows are gone: the run stops, and says so.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from oars.adapt import files
 from oars.adapt.files.imports import when_imported
 from oars.adapt.meet import meet
 
-
 _CHANGES = {"delete_file": "", "delete_file_v2": "remove", "delete_recursively": "", "delete_recursively_v2": "rmtree",
             "rename": "", "rename_v2": "rename", "copy": "", "copy_v2": "copy", "atomic_write_string_to_file": ""}
 _acting = False  # on the first rank, inside one of these: what it is made of is not said to the others
