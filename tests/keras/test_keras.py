@@ -52,7 +52,7 @@ def test_a_death_in_fit_does_not_show(backend, rank, count, tmp_path, monkeypatc
     script = HERE / "scripts" / "voyage.py"
     one = Run([sys.executable, str(script)], tmp_path / "one", KERAS_BACKEND=backend, **QUIET)
     (tmp_path / "ranks").mkdir()
-    code, lines, err = sail_script(script, 3, [[rank, "in a collective", count]], tmp_path / "ranks")
+    code, lines, err = sail_script(script, 3, [[rank, "in a collective", count]], tmp_path / "ranks", timeout=400)
     assert code == 0, err
     assert "1 death survived" in err
     assert unlike(lines, one.out) == ""
