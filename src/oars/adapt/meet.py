@@ -43,10 +43,11 @@ class Meet:
     def start(self, world: World, plan: dict, record: Any) -> None:
         """Take part in ``world``."""
         self.world, self.plan, self.record = world, plan, record
-        world.adopt()
+        if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
+            world.adopt()
+            world.phase = lambda: "step"
         self.rank, self.size, self.era = world.rank, world.size, world.era
         self._exchange = Exchange(world)
-        world.phase = lambda: "step"
 
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from oars.adapt.meet import meet
 
 _models: list[Any] = []
+_checked = 0
 
 
 def install(keras: Any, backend: str, many: bool) -> None:
@@ -50,7 +52,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
     """Tell the record of every call of a train function."""
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        data = _Seen(args[-1]) if hasattr(args[-1], "__next__") else args[-1]
+        data = _Seen(args[-1], backend != "torch") if hasattr(args[-1], "__next__") else args[-1]
         meet.fitting = True
         try:
             out = function(*args[:-1], data)
@@ -69,10 +71,10 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
 
 
 class _Seen:
-    """An iterator over batches that remembers how many rows it gave."""
+    """An iterator over batches that remembers how many rows it gave, and looks whether all ranks see the same."""
 
-    def __init__(self, batches: Any) -> None:
-        self.batches, self.rows = batches, 0
+    def __init__(self, batches: Any, alike: bool) -> None:
+        self.batches, self.rows, self.alike = batches, 0, alike and meet.world is not None
 
     def __iter__(self) -> Any:
         return self
@@ -80,7 +82,24 @@ class _Seen:
     def __next__(self) -> Any:
         data = next(self.batches)
         self.rows += _rows(data)
+        if self.alike:
+            _check(data)
         return data
+
+
+def _check(data: Any) -> None:
+    """Every rank reads whole batches: they must be the same. Looked at in batches 1, 2, 4, 8, … and every 256th."""
+    global _checked
+    _checked += 1
+    if _checked & (_checked - 1) and _checked % 256:
+        return
+    from keras import tree
+
+    leaves = [np.asarray(leaf) for leaf in tree.flatten(data) if hasattr(leaf, "__array__")]
+    mine = zlib.crc32(b"".join(leaf.tobytes() for leaf in leaves if leaf.dtype != object))
+    if meet.world.broadcast(lambda: mine) != mine:
+        raise SystemExit(f"oars: batch {_checked} is not the same on all ranks: something makes or draws its "
+                         "rows without a common seed; seed it in the script")
 
 
 def _rows(data: Any) -> int:
