@@ -34,7 +34,12 @@ def archive(tmp_path_factory):
 def start(source: Path, out: Path, workers: int = 2, **how) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "oars", "data", "pack", str(source), str(out), "--workers",
                              str(workers), "--shard-mb", "1"], env=ENV, stdout=subprocess.DEVNULL,
-                            start_new_session=True, **how)
+                            start_new_session=True, preexec_fn=_takes_ctrl_c, **how)
+
+
+def _takes_ctrl_c() -> None:
+    """Also where the tests themselves run in the background of a shell, whose children ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(source: Path, out: Path) -> None:
