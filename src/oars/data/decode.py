@@ -70,6 +70,7 @@ def resize(pixels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, 
         from PIL import Image
 
         return np.asarray(Image.fromarray(part).resize(size[::-1], Image.Resampling.BILINEAR))
+    part = part if part.flags.writeable else part.copy()  # Pillow's pixels are not, and PyTorch warns of it
     planes = torch.from_numpy(part).permute(2, 0, 1)[None]
     small = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True, align_corners=False)
     return small[0].permute(1, 2, 0).numpy()

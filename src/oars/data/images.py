@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 
 import numpy as np
 
+from oars.data import cache
 from oars.data.errors import DataError
 from oars.data.needs import need
 from oars.data.reader import Block, Field, Reader
@@ -72,11 +72,7 @@ class ImageReader(Reader):
         return self._files[row], -1
 
     def state(self) -> str:
-        told = hashlib.sha256()
-        for file in self._files:
-            stat = os.stat(file)
-            told.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return told.hexdigest()[:32]
+        return cache.fingerprint_of_many(self._files)
 
 
 def _images(path: str) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from oars.data import shards, tfrecord
+from oars.data import cache, shards, tfrecord
 from oars.data.reader import Block, Field, Reader
 
 _TEXT = Field(np.dtype(object))
@@ -56,11 +55,7 @@ class PackedReader(Reader):
         return np.unique(labels) if name == "label" and labels is not None else super().distinct(name)
 
     def state(self) -> str:
-        told = hashlib.sha256()
-        for file in self._files:
-            stat = os.stat(file)
-            told.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return told.hexdigest()[:32]
+        return cache.fingerprint_of_many(self._files)
 
 
 def open_shards(path: str) -> Reader:

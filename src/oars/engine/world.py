@@ -282,7 +282,7 @@ class World:
                     giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
-            except Exception:  # somebody died meanwhile; what arrives then may be no pickle
+            except mpi.Exception:  # somebody died meanwhile
                 comm.Revoke()
                 whole = False
             try:

@@ -76,8 +76,7 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
         _side = Overlay(str(rank), root, shared, ledger, [*through, root + "/"], _follow)
         atexit.register(close)
         patches.install_overlay(_side)
-    # With TensorFlow installed, tensorboard would write by its C++ file system; this makes it use Python's.
-    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    sys.meta_path.insert(0, outside.WithoutTensorFlow())
     redirect = outside.redirect_for(_side)
     when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
     when_imported("h5py", lambda module: outside.patch_h5py(module, redirect))

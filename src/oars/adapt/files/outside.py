@@ -7,6 +7,8 @@ general: what they write is real on every rank.
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.machinery
 import os
 from collections.abc import Callable
 from typing import Any
@@ -116,3 +118,23 @@ def patch_h5py(h5py: Any, redirect: Redirect) -> None:
         original(self, name, mode, *args, **kw)
 
     h5py.File.__init__ = init
+
+
+class WithoutTensorFlow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Where TensorFlow is installed, tensorboard imports it and writes by its C++ file system, which we cannot see.
+
+    It does not if there is a module ``tensorboard.compat.notf``. So there is one; TensorFlow is imported all the same,
+    for that draws random numbers.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return importlib.machinery.ModuleSpec(name, self) if name == "tensorboard.compat.notf" else None
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        try:
+            importlib.import_module("tensorflow")
+        except ImportError:
+            pass
