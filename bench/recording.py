@@ -3,7 +3,7 @@
     oars run -n 1 --snapshot off bench/recording.py
 
 A tiny network is the worst case: the cost of a step's record does not grow with the network, but for the gradients'
-norm, which is taken as often as a quarter of a percent of the time allows.
+norm, which is taken a few times a second.
 """
 
 import statistics
