@@ -25,7 +25,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from table import CORES, HERE, Report, oars, quartiles, work
+from table import CORES, HERE, LONG, Report, oars, quartiles, take_turns, work
 
 RANKS, STEPS, EVERY = 3, 80, 20  # EVERY: steps between torchrun's checkpoints
 NET = ["--net", "cnn", "--batch", "48"]
@@ -39,9 +39,6 @@ THEIRS += ["--max-restarts", "100", str(HERE / "train_elastic.py"), *NET, "--ste
 # As shipped, workers that torchrun starts again share one store with the dead, find their addresses there, and cannot
 # connect (compare pytorch issue 135712).
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-# For the cost of being ready, which is looked for in the third digit: longer runs than in the other table.
-READY = {"cnn": (64, 5, 60), "mlp400": (64, 5, 150), "resnet18": (16, 2, 8)}
 
 
 class Broken(Exception):
@@ -262,10 +259,10 @@ def show(us, them, shipped):
 
 def ready(report, repeats, quick):
     """Step time on 2 ranks with fault tolerance on, as it always is, against off."""
-    for net in ("cnn", "mlp400") if quick else READY:
-        command, threads = [*oars(2), *work(net, READY)], max(1, CORES // 2)
+    for net in ("cnn", "mlp400") if quick else LONG:
+        command, threads = [*oars(2), *work(net, LONG)], max(1, CORES // 2)
         sides = [(command, threads), (command, threads, {"OARS_SURVIVE": "0"})]
-        report.pair(f"{net}, 2 ranks, ready for a death, against not", sides, repeats, 1.01)
+        report.pair(f"{net}, 2 ranks, ready for a death, against not", sides, repeats, 1.01, take=take_turns)
 
 
 def main():

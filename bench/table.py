@@ -6,12 +6,14 @@
 
 Every figure is a ratio. The two sides take turns, each time in a fresh group of processes; a pair of neighbouring runs
 gives one ratio, and the table shows the median of these with the quarter below and above it. What else runs on the
-machine then weighs on both sides alike.
+machine then weighs on both sides alike. Where a hundredth is looked for (`one`), the two of a pair are alive together
+and take turns of two seconds, one stopped while the other runs: a machine's speed varies more between two minutes.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +34,9 @@ PARTS = ("ddp", "one", "scaling", "gpu")
 
 # net: global batch, steps before the clock starts, timed steps; a run takes a few seconds on two cores
 SIZES = {"cnn": (64, 5, 24), "mlp400": (64, 5, 40), "resnet18": (16, 2, 4)}
+# The same where a hundredth is looked for: some twelve seconds, six turns.
+LONG = {"cnn": (64, 5, 280), "mlp400": (64, 5, 700), "resnet18": (16, 2, 33)}
+TURN = 2.0  # seconds
 # The same for strong scaling, where sixteen ranks want rows to share.
 SCALING = {"cnn": (256, 2, 8), "resnet18": (64, 2, 4)}
 
@@ -51,31 +56,62 @@ class Failed(Exception):
     """A run that gave no result."""
 
 
-def measure(command, threads, settings=None):
-    """Run a training in a folder of its own: what it says of itself, its wall time, what the run folder adds."""
-    source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
-    env = {**os.environ, "PYTHONPATH": source, **(settings or {})}
-    if threads:
-        env["OMP_NUM_THREADS"] = str(threads)
-    if "cuda" not in command:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # ranks on cores, also where there is a GPU
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
-        wall = time.perf_counter() - began
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
-            raise Failed(f"{' '.join(command)}\n{done.stdout[-500:]}{done.stderr[-2000:]}")
-        result = {**json.loads(lines[-1]), "wall": wall}
-        shares = [
-            json.loads(line).get("exchange_share")
-            for metrics in Path(folder).glob("oars-runs/*/metrics.jsonl")
-            for line in metrics.read_text().splitlines()
-        ]
-        shares = [s for s in shares[2:] if s is not None]
-        if shares:
-            result["exchange_share"] = statistics.median(shares)
-        return result
+class Run:
+    """A training in a folder of its own."""
+
+    def __init__(self, command, threads, settings=None):
+        source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
+        env = {**os.environ, "PYTHONPATH": source, **(settings or {})}
+        if threads:
+            env["OMP_NUM_THREADS"] = str(threads)
+        if "cuda" not in command:
+            env["CUDA_VISIBLE_DEVICES"] = ""  # ranks on cores, also where there is a GPU
+        self.folder = tempfile.TemporaryDirectory()
+        self.began = time.perf_counter()
+        self.process = subprocess.Popen(command, cwd=self.folder.name, env=env, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def going(self):
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def send(self, number):
+        """Send a signal to all its processes, the eldest first."""
+        for pid in family(self.process.pid):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+    def result(self):
+        """What it says of itself, its wall time, what the run folder adds."""
+        with self.folder as folder:
+            out, err = self.process.communicate(timeout=600)
+            wall = time.perf_counter() - self.began
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            if self.process.returncode or not lines:
+                raise Failed(f"{' '.join(self.process.args)}\n{out[-500:]}{err[-2000:]}")
+            result = {**json.loads(lines[-1]), "wall": wall}
+            shares = [
+                json.loads(line).get("exchange_share")
+                for metrics in Path(folder).glob("oars-runs/*/metrics.jsonl")
+                for line in metrics.read_text().splitlines()
+            ]
+            shares = [s for s in shares[2:] if s is not None]
+            if shares:
+                result["exchange_share"] = statistics.median(shares)
+            return result
+
+
+def family(pid):
+    """A process and all that came from it."""
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children += task.read_text().split()
+        except OSError:  # it has ended
+            pass
+    return [pid, *(p for child in children for p in family(int(child)))]
 
 
 def alternate(sides, repeats):
@@ -84,7 +120,29 @@ def alternate(sides, repeats):
     for i in range(repeats):
         order = range(len(sides)) if i % 2 == 0 else reversed(range(len(sides)))
         for k in order:
-            results[k].append(measure(*sides[k]))
+            results[k].append(Run(*sides[k]).result())
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return results
+
+
+def take_turns(sides, repeats):
+    """The same with the sides of a repeat alive together: while one runs, the others are stopped."""
+    results = [[] for _ in sides]
+    for i in range(repeats):
+        order = [*range(len(sides))] if i % 2 == 0 else [*reversed(range(len(sides)))]
+        runs = {k: Run(*sides[k]) for k in order}
+        try:
+            while len(going := [k for k in order if runs[k].going()]) > 1:
+                for k in going:
+                    for other in going:
+                        runs[other].send(signal.SIGCONT if other == k else signal.SIGSTOP)
+                    time.sleep(TURN)
+        finally:
+            for run in runs.values():
+                run.send(signal.SIGCONT)
+        for k in order:
+            results[k].append(runs[k].result())
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return results
@@ -104,11 +162,11 @@ class Report:
     def __init__(self):
         self.rows, self.raw, self.missed = [], {}, 0
 
-    def pair(self, name, sides, repeats, goal, key="step", difference=False, note=None):
+    def pair(self, name, sides, repeats, goal, key="step", difference=False, note=None, take=alternate):
         """Measure two sides and add the row: their ratio (or difference in seconds) against the goal."""
         print(f"{name} ", end="", file=sys.stderr, flush=True)
         try:
-            ours, theirs = alternate(sides, repeats)
+            ours, theirs = take(sides, repeats)
         except (Failed, subprocess.TimeoutExpired) as error:
             print(f"\n{error}", file=sys.stderr)
             self.rows.append((name, "-", "-", "-", "-", f"{goal}", "failed", ""))
@@ -194,8 +252,8 @@ def against_ddp(report, repeats, quick, bus):
 def one_rank(report, repeats, quick):
     """`oars run -n 1` against plain python: the step, and what starting adds."""
     for net in ("cnn",) if quick else ("cnn", "mlp400"):
-        sides = [([*oars(1), *work(net)], CORES), ([*PLAIN, *work(net)], CORES)]
-        report.pair(f"{net}, 1 rank, against python", sides, repeats, 1.01)
+        sides = [([*oars(1), *work(net, LONG)], CORES), ([*PLAIN, *work(net, LONG)], CORES)]
+        report.pair(f"{net}, 1 rank, against python", sides, repeats, 1.01, take=take_turns)
     nothing = work("cnn", steps=1, warmup=0)
     sides = [([*oars(1), *nothing], CORES), ([*PLAIN, *nothing], CORES)]
     report.pair("start-up, 1 rank, added to python's", sides, repeats, 0.5, key="wall", difference=True)
