@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -35,10 +36,12 @@ def _until_done(work: Any) -> Any:
 def install() -> None:
     """Patch jax.grad, jax.value_and_grad and jax.vjp."""
     plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
+    signature = inspect.signature(plain_grad)
 
     @functools.wraps(plain_grad)
-    def grad(fun: Any, *args: Any, has_aux: bool = False, **kwargs: Any) -> Any:
-        inner = plain_grad(fun, *args, has_aux=has_aux, **kwargs)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        inner = plain_grad(*args, **kwargs)
+        has_aux = signature.bind(*args, **kwargs).arguments.get("has_aux", False)
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
