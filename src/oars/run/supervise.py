@@ -124,18 +124,19 @@ class Supervisor:
         assert self.process is not None
         interrupted_at: float | None = None
         looked_at = spoke_at = 0.0
+        look_every = min(LOOK, self.stall.every / 8)
         wake: list[Any] = [self.stdin.socket] if self.stdin is not None else []
         end = _pidfd(self.process.pid)
         if end is not None:
             wake.append(end)
         while self.process.poll() is None:
-            ready, _, _ = select.select(wake, [], [], POLL if time.monotonic() - spoke_at < SILENT else LOOK)
+            ready, _, _ = select.select(wake, [], [], POLL if time.monotonic() - spoke_at < SILENT else look_every)
             if self.stdin is not None and self.stdin.socket in ready:
                 self.stdin.serve()
             now = time.monotonic()
             if self.screen.update():
                 spoke_at = now
-            if now - looked_at < LOOK and not self.signals:
+            if now - looked_at < look_every and not self.signals:
                 continue
             looked_at = now
             self._look()
