@@ -44,20 +44,22 @@ class Screen:
         if not self._one_stream:
             self._files.append(_Tail(self.folder / "rank-0.err", 2, self._starts))
 
-    def update(self, to_the_end: bool = False) -> None:
-        """Copy what is new; redraw the status line if it is time."""
+    def update(self, to_the_end: bool = False) -> bool:
+        """Copy what is new, if there is something; redraw the status line if it is time."""
         if not self.show:
-            return
+            return False
+        new = False
         for tail in self._files:
             reads = 0  # a script that prints faster than we copy must not keep us from watching it
             while (to_the_end or reads < 16) and (data := tail.read()):
                 self.write(tail.target, data)
-                reads += 1
+                reads, new = reads + 1, True
         now = time.monotonic()
         if (self._status and self._at_line_start and now - self._wrote_at >= SILENT_FOR
                 and now - self._drew_at >= REDRAW_EVERY):
             self._drew_at = now
             self._draw(status_text(self.folder))
+        return new
 
     def follow(self, rank: int) -> None:
         """The voice died: show what ``rank`` writes, from where the dead one stopped."""

@@ -49,6 +49,7 @@ class Watch:
     def __init__(self, folder: Path, plan: dict[str, Any], screen: Screen, reach: Reach) -> None:
         self.folder, self.plan, self.screen, self.reach = folder, plan, screen, reach
         self.period: float = plan.get("stall") or 0.0
+        self.every = min(1.0, self.period / 4) if self.period else 1.0  # seconds between looks
         self.policy: str | None = plan.get("on_stall")
         self.aborted = False
         self.closing: list[str] = []  # for the end of the run
@@ -83,10 +84,9 @@ class Watch:
 
     def look(self, now: float, seen: set[str]) -> bool:
         """Look, about once a second; whether the run is to be stopped. ``seen``: the names in the run folder."""
-        every = min(1.0, self.period / 4) if self.period else 1.0
-        if self.board is None or now - self._looked < every:
+        if self.board is None or now - self._looked < self.every:
             return False
-        self._clock += min(now - self._looked, 2 * every)  # a longer gap is one in which we were stopped
+        self._clock += min(now - self._looked, 2 * self.every)  # a longer gap is one in which we were stopped
         self._looked = now
         slots = [slot._replace(gone=slot.gone or slot.rank in self._dropped or not self._counts(slot.rank, seen),
                                kind=END if f"exit-{slot.rank}.json" in seen else slot.kind)

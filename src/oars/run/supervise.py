@@ -30,7 +30,9 @@ from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
 from oars.run.sweep import sweep
 
-POLL = 0.02  # seconds between looks at the voice's output
+POLL = 0.02  # seconds between looks at the voice's output while it prints: ranks may need every core we would use
+LOOK = 0.1  # and while it is silent; also between looks at all else
+SILENT = 0.5
 OTHERS_MAY_FAIL_TOO = 1.0  # after the first failure: ranks that fail alike get to say so, the voice above all
 ALL_GONE = 4.0  # after the first failure
 TAKES_CTRL_C = 3.0  # by then every rank has raised KeyboardInterrupt, or is killed
@@ -121,20 +123,23 @@ class Supervisor:
         """Until the ranks are gone: show the voice, look for failures, obey signals. Should they be started again?"""
         assert self.process is not None
         interrupted_at: float | None = None
-        looked_at = 0.0
+        looked_at = spoke_at = 0.0
+        look_every = min(LOOK, self.stall.every / 8)
         wake: list[Any] = [self.stdin.socket] if self.stdin is not None else []
         end = _pidfd(self.process.pid)
         if end is not None:
             wake.append(end)
         while self.process.poll() is None:
-            ready, _, _ = select.select(wake, [], [], POLL)
+            ready, _, _ = select.select(wake, [], [], POLL if time.monotonic() - spoke_at < SILENT else look_every)
             if self.stdin is not None and self.stdin.socket in ready:
                 self.stdin.serve()
-            self.screen.update()
             now = time.monotonic()
-            if now - looked_at >= 0.1 or self.signals:
-                looked_at = now
-                self._look()
+            if self.screen.update():
+                spoke_at = now
+            if now - looked_at < look_every and not self.signals:
+                continue
+            looked_at = now
+            self._look()
             while self.signals:
                 number = self.signals.pop(0)
                 if number == signal.SIGUSR1:
@@ -170,6 +175,7 @@ class Supervisor:
 
     def _died_at_start(self) -> bool:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
+        self.begun = self.begun or any(name.startswith("pid-") for name in self.seen)
         if self.ranks == 1 or not self.plan["survives"] or self.begun:
             return False
         if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")) and not any(
@@ -180,7 +186,7 @@ class Supervisor:
 
     def _never_came(self, now: float) -> bool:
         """Whether a host is missing, and the ranks of the others would wait for it for ever."""
-        if "hosts" in self.plan and not self.begun and not any(name.startswith("pid-") for name in self.seen):
+        if "hosts" in self.plan and not self.begun:
             self.missing = missing_hosts(self.plan["hosts"], self.seen, now - self.started_at)
         return bool(self.missing)
 
