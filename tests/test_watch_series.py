@@ -50,7 +50,8 @@ def test_a_sweep_ranks_its_runs_keeps_failures_and_goes_on_where_it_was_interrup
     words = ["sweep", "train.py", "--set", "lr=0.1,1e20", "--set", "seed=1,13", "--parallel", "2", "--name", "s",
              "--metric", r"score ([\d.]+|nan)"]
     begun = subprocess.Popen([sys.executable, "-m", "oars", *words], cwd=place, env=ENV, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True, start_new_session=True)
+                             stderr=subprocess.PIPE, text=True, start_new_session=True,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     until = time.time() + 60
     while not (place / "oars-runs/s-t001/end.json").exists() and time.time() < until:
         time.sleep(0.05)

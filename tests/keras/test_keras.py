@@ -27,7 +27,7 @@ LOADED = {".h5", ".keras"}  # their bytes hold the last digits of every weight; 
 
 
 def _lines(run: Run) -> list[str]:
-    return [re.sub(r" - \d+m?s - \d+m?s/step", "", line) for line in run.out]
+    return [re.sub(r" - \d+[mu]?s - \d+[mu]?s/step", "", line) for line in run.out]
 
 
 @pytest.mark.parametrize(("backend", "script", "n"), CASES)
