@@ -26,7 +26,7 @@ def test_a_line_through_four_points_ends_with_the_known_loss(solver, loss, monke
 
 
 def test_the_lab_runs_small_and_ends_in_one_page_with_four_exercises(tmp_path):
-    done = subprocess.run([sys.executable, str(LAB / "lab.py"), "--images", "100"], cwd=tmp_path, env=ENV,
+    done = subprocess.run([sys.executable, str(LAB / "lab.py"), "--images", "300"], cwd=tmp_path, env=ENV,
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "lab-report.html").read_text()

@@ -67,7 +67,7 @@ def scale(script: list[str], sizes: list[int], weak: bool, repeats: int, name: s
         assert trial.run is not None
         print(f"oars: {trial.run.name}: {trial.run.state(set())}, or too few steps to time; see {trial.run.folder}")
     if not points:
-        raise WatchError("no run came to a good end, so there is nothing to compare")
+        raise WatchError("no run came to a good end with more than one step, so there is nothing to compare")
     runs = [t.run for t in done if t.run is not None][:len(sizes)]
     return _tell(points, metric_name(pattern) if pattern else "", weak, each, runs, folder, out, bool(failed))
 
