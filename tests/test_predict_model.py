@@ -16,9 +16,9 @@ from oars.watch.machine import Line, Machine, find, read, shipped
 from oars.watch.predict import ending, point
 from oars.watch.runs import Run, WatchError
 from oars.watch.simulate import Sync, formula, parse_sync, simulate
-from oars.watch.workload import STILL, Seen, Workload, fit, from_file, from_runs, look, normal
+from oars.watch.workload import STILL, Seen, Workload, from_file, from_runs, look, normal, through
 
-LOAD = Workload(name="a", batch=512, rows=32, sample_seconds=1e-3, step_seconds=2e-3, update_seconds=1e-3,
+LOAD = Workload(name="a", batch=512, rows=32, work=Line((0, 1), (2e-3, 3e-3)), update_seconds=1e-3,
                 forward=1 / 3, nbytes=100e6, buckets=1, meetings=3, jitter=STILL, error=0.02)
 FLAT = Machine(name="flat", nodes=4096, ranks_per_node=1, hop=Line((0, 1e9), (1e-5, 0.5)), servers=4e9, busy=(1,),
                speed=(1.0,), memory=(1.0,), spread=(0.0,), meeting=(0.0,), pair=None, reduces=(), error=0.1)
@@ -52,7 +52,7 @@ def test_a_ring_is_its_rounds_message_by_message():
             at = np.maximum(at, np.roll(at, 1)) + cost  # a rank sends on what its left neighbour sent before
         assert at == pytest.approx(np.full(ranks, start.max() + 2 * (ranks - 1) * cost))
     slow = replace(FLAT, spread=(0.2,))
-    case = replace(LOAD, step_seconds=0, update_seconds=0, meetings=0)
+    case = replace(LOAD, work=Line((0, 1), (0, 1e-3)), update_seconds=0, meetings=0)
     factors = 1 + 0.2 * np.random.default_rng(5).uniform(-math.sqrt(3), math.sqrt(3), 16)
     rounds = 30 * FLAT.hop(100e6 / 16)
     assert seconds(case, slow, 16, "ring", seed=5) == pytest.approx(0.032 * factors.max() + rounds)
@@ -63,7 +63,7 @@ def test_servers_queue_as_events_one_by_one():
     load, workers, servers = replace(LOAD, jitter=normal(0.05)), 12, 2
     part, latency, link = 2 * 100e6 / servers / FLAT.servers, FLAT.hop(0), 2 * (FLAT.hop(100e6) - FLAT.hop(0))
     for compute in (0.034, 0.5, 1.5):
-        load = replace(load, step_seconds=compute - 0.032)
+        load = replace(load, work=Line((0,), (compute,)))
         rng = np.random.default_rng(1)
         events = [(compute * rng.choice(load.jitter) + latency, worker) for worker in range(workers)]
         heapq.heapify(events)
@@ -109,7 +109,7 @@ def test_ranks_that_share_a_node_slow_each_other_down():
 
 
 def test_strong_scaling_is_paid_for_by_the_rank_with_most_rows():
-    own = replace(LOAD, nbytes=0.0, meetings=0, step_seconds=0, update_seconds=0)
+    own = replace(LOAD, nbytes=0.0, meetings=0, work=Line((0, 1), (0, 1e-3)), update_seconds=0)
     free = replace(FLAT, hop=Line((0, 1e9), (0.0, 0.0)))
     for ranks in (1, 3, 100, 512, 4000):
         assert seconds(own, free, ranks, "ring", False) == pytest.approx(1e-3 * math.ceil(512 / ranks))
@@ -125,7 +125,7 @@ def test_bands_widen_with_what_is_not_known_and_hold_the_prediction():
 
 
 def test_the_number_of_ranks_beyond_which_more_do_not_pay():
-    load = replace(LOAD, batch=64, step_seconds=0, update_seconds=0, nbytes=0.0, meetings=0)
+    load = replace(LOAD, batch=64, work=Line((0, 1), (0, 1e-3)), update_seconds=0, nbytes=0.0, meetings=0)
     free = replace(FLAT, hop=Line((0, 1e9), (0.0, 0.0)))
     assert ending(load, free, 4096, Sync(), False) == (
         "beyond 64 ranks more do not pay: twice as many give 1.00 times the samples a second")
@@ -142,13 +142,15 @@ def test_a_hundred_thousand_ranks_take_seconds():
     assert time.process_time() - began < 30
 
 
-def test_runs_with_two_batches_tell_rows_and_steps_apart():
-    two = np.ones(2)
-    assert fit([256, 16], [0.3 + 0.01, 16 / 256 * 0.3 + 0.01], two) == pytest.approx((0.3 / 256, 0.01))
-    assert fit([64, 64], [0.1, 0.1], two) == pytest.approx((0.1 / 64, 0))
-    assert fit([64, 32], [0.1, 0.04], two) == pytest.approx((np.mean([0.1 / 64, 0.04 / 32]), 0))  # nothing is below 0
-    assert fit([64, 32], [0.1, 0.2], two)[0] == 0
-    assert fit([64, 64], [0.1, 0.3], np.array([10.0, 1e-6]))[0] == pytest.approx(0.1 / 64)  # less sure, less counted
+def test_runs_with_other_batches_tell_what_other_rows_take():
+    line = through([256, 16], [0.31, 0.03], np.ones(2))
+    assert line(16) == 0.03 and line(136) == pytest.approx(0.17) and line(512) == pytest.approx(0.31 + 256 * 0.28 / 240)
+    assert line(0) == pytest.approx(0.03 - 16 * 0.28 / 240)
+    assert through([64, 64], [0.1, 0.1], np.ones(2))(32) == pytest.approx(0.05)  # one number of rows: in proportion
+    assert through([64, 32], [0.1, 0.04], np.ones(2))(0) == 0  # nothing takes less than no time
+    bent = through([512, 32, 256], [0.9, 0.05, 0.36], np.ones(3))  # too much for a cache
+    assert bent(128) == pytest.approx(0.05 + 96 / 224 * 0.31)
+    assert through([64, 64], [0.1, 0.3], np.array([10.0, 1e-6]))(64) == pytest.approx(0.1)  # less sure, less counted
 
 
 def a_run(folder: Path, ranks: int, rows: int, work: float, update: float, exchange: float) -> Seen:
@@ -179,7 +181,7 @@ def test_more_ranks_are_predicted_from_runs_on_one_and_two(tmp_path):
     seen = [a_run(tmp_path / f"{n}-{rows}", n, rows, *truth(n, rows)) for n, rows in ((1, 256), (1, 16), (2, 128))]
     load = from_runs(seen, DEEP)
     assert (load.batch, load.rows, load.nbytes, load.meetings) == (256, 256, 13e6, 7)
-    assert load.sample_seconds == pytest.approx(1e-3, rel=0.02) and load.step_seconds == pytest.approx(5e-3, rel=0.1)
+    assert [load.work(n) for n in (16, 64, 256)] == pytest.approx([0.021, 0.069, 0.261], rel=0.02)
     assert load.update_seconds == pytest.approx(6e-3, rel=0.02) and load.forward == pytest.approx(0.4)
     assert load.jitter.std() == pytest.approx(0.02, rel=0.3) and load.error < 0.02
     for ranks in (4, 8):
@@ -187,8 +189,6 @@ def test_more_ranks_are_predicted_from_runs_on_one_and_two(tmp_path):
         work, update, exchange = truth(ranks, 256 / ranks)
         assert seconds(load, DEEP, ranks, "allreduce", False) == pytest.approx((work + update) * waits + exchange,
                                                                               rel=0.02)
-    apart = replace(DEEP, spread=(0.0, 0.05, 0.05, 0.05))  # ... as much as steps differ by: that is not counted twice
-    assert len(from_runs(seen, apart).jitter) == 1
 
 
 def test_what_is_shipped_can_be_read():

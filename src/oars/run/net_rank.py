@@ -46,10 +46,10 @@ def node(world: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"ranks": world.size, "meeting": timed(lambda: world.allgather_alike(line), world, 50)}
     found["bytes"], found["seconds"] = list(SIZES), reduces(world)
     for name, make in (("speed", mixed), ("memory", passes)):
-        ratios, spreads = taking_turns(world, make())
+        ratios, spread = taking_turns(world, make())
         found[name] = min(1.0, statistics.median(ratios))  # nobody is faster because others work
         if name == "speed":
-            found["spread"], found["speed_off"] = statistics.median(spreads), statistics.stdev(ratios) / found[name]
+            found["spread"], found["speed_off"] = spread, statistics.stdev(ratios) / found[name]
     if world.size == 2:
         found["pair"] = pair(world.comm)
     return found
@@ -90,18 +90,18 @@ def reduces(world: Any) -> list[float]:
     return found
 
 
-def taking_turns(world: Any, unit: Callable[[], None]) -> tuple[list[float], list[float]]:
-    """How fast ranks are while all work, against rank 0 alone; how far apart they are. A figure for each round."""
+def taking_turns(world: Any, unit: Callable[[], None]) -> tuple[list[float], float]:
+    """How fast ranks are while all work, against rank 0 alone, in each round; and how far apart they are in all."""
     unit()
-    ratios, spreads = [], []
+    ratios, every = [], []
     for _ in range(ROUNDS):
         if world.rank:
             time.sleep(WINDOW)
         alone = world.allgather(0.0 if world.rank else rate(unit))[0]
-        every = world.allgather(rate(unit))
-        ratios.append(statistics.mean(every) / alone)
-        spreads.append(statistics.stdev(every) / statistics.mean(every))
-    return ratios, spreads
+        every.append(world.allgather(rate(unit)))
+        ratios.append(statistics.mean(every[-1]) / alone)
+    means = [statistics.mean(of_rank) for of_rank in zip(*every, strict=True)]
+    return ratios, statistics.stdev(means) / statistics.mean(means)
 
 
 def rate(unit: Callable[[], None]) -> float:

@@ -24,16 +24,16 @@ FAR = 1e9  # bytes: where a straight line's second point lies
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds by bytes: straight between the points, and on beyond the last as the last two lead."""
+    """Seconds by bytes, or by rows: straight between the points, and on beyond the last as the last two lead."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    def __call__(self, nbytes: float) -> float:
-        if nbytes > self.sizes[-1] and len(self.sizes) > 1:
+    def __call__(self, size: float) -> float:
+        if size > self.sizes[-1] and len(self.sizes) > 1:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-            return self.seconds[-1] + max(0.0, slope) * (nbytes - self.sizes[-1])
-        return float(np.interp(nbytes, self.sizes, self.seconds))
+            return self.seconds[-1] + max(0.0, slope) * (size - self.sizes[-1])
+        return float(np.interp(size, self.sizes, self.seconds))
 
     def times(self, factor: float) -> Line:
         """The same, slower by a factor."""

@@ -89,13 +89,11 @@ def check_size(machine: Machine, ranks: int) -> None:
 
 def told(training: Workload, machine: Machine, weak: bool) -> str:
     """What goes in, in one line."""
-    fixed, update = 1000 * training.step_seconds, 1000 * training.update_seconds
     size = f"{number(training.rows)} samples a rank" if weak else f"{number(training.batch)} samples"
     return (f"{training.name} on {machine.name}: {'weak' if weak else 'strong'} scaling, {size} a step; alone, a rank "
-            f"takes {1000 * training.sample_seconds:.4g} ms a sample"
-            + (f" and {fixed:.3g} ms a step" if fixed else "") + (f", {update:.3g} ms to update" if update else "")
-            + f"; {training.nbytes / 1e6:.4g} MB are exchanged in {training.buckets} bucket"
-            f"{'s' * (training.buckets > 1)}, with {training.meetings:.3g} meetings")
+            f"takes {_time(training.work(training.rows))} for {number(training.rows)} samples and "
+            f"{_time(training.update_seconds)} to update; {training.nbytes / 1e6:.4g} MB are exchanged in "
+            f"{training.buckets} bucket{'s' * (training.buckets > 1)}, with {training.meetings:.3g} meetings")
 
 
 def checks(training: Workload, machine: Machine, seen: list[Seen]) -> list[str]:
@@ -164,8 +162,8 @@ def rows(points: list[Point]) -> list[list[str]]:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms" if seconds >= 1e-3 else \
-        f"{1e6 * seconds:.4g} µs"
+    size, unit = (1.0, "s") if seconds >= 1 or not seconds else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * size:.4g} {unit}"
 
 
 def charts(series: dict[Sync, list[Point]], weak: bool) -> list[Chart]:

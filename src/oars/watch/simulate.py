@@ -66,7 +66,7 @@ class _Case:
         self.load, self.machine, self.ranks = load, machine, ranks
         self.nodes, self.each = machine.split(ranks)
         rows = load.rows if weak else math.ceil(load.batch / ranks)  # all wait for who has one row more
-        self.work = (load.step_seconds + rows * load.sample_seconds) / machine.at("speed", self.each)
+        self.work = load.work(rows) / machine.at("speed", self.each)
         self.update = load.update_seconds / machine.at("memory", self.each)
         self.latency = machine.hop(0)
 

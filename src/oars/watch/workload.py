@@ -1,11 +1,13 @@
 """Workloads: what one rank has to compute, and to send, in a step; from runs, or from a TOML file.
 
-A rank's time alone is ``step_seconds + rows * sample_seconds`` for forward and backward, and ``update_seconds`` for the
-optimizer. One run tells only their sum, and all of it is taken to grow with the rows; runs with different batches per
-rank tell them apart. Times of ranks that shared a node are first set right for what they did to each other there, by
-the machine's curves. Steps that took more than twice the median are no jitter but something else (an evaluation, a
-checkpoint) and are left out. Jitter is what a step differs by from those around it; what changes slowly (a machine that
-others use as well) makes a run's figures less sure, and such runs count less.
+A rank's time alone is that of forward and backward, which depends on its rows, and the optimizer's. One run tells it
+for one number of rows, and it is taken to grow with them. Runs with other batches tell it for other numbers; in between
+it is interpolated, because it is no straight line (large batches do not fit caches). Times of ranks that shared a node
+are first set right for what they did to each other there, by the machine's curves.
+
+Steps that took more than twice the median are no jitter but something else (an evaluation, a checkpoint) and are left
+out. Jitter is what a step differs by from those around it, in the calmest run: what changes slowly (a machine that
+others use as well, a rank that moves between unlike cores) makes a run's figures less sure, and such runs count less.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from oars.watch.machine import Fields, Machine, read_toml
+from oars.watch.machine import Fields, Line, Machine, read_toml
 from oars.watch.runs import Run, WatchError, find
 
 FEWEST = 8  # steps to take a time from
@@ -33,8 +35,7 @@ class Workload:
     name: str
     batch: float  # samples a step, of all ranks together (strong scaling keeps it)
     rows: float  # samples a step, of one rank (weak scaling keeps it)
-    sample_seconds: float
-    step_seconds: float
+    work: Line  # seconds of forward and backward, by rows
     update_seconds: float
     forward: float  # share of forward and backward that is over before the first gradients are there
     nbytes: float  # exchanged in a step
@@ -46,8 +47,7 @@ class Workload:
     def varied(self, rng: np.random.Generator) -> Workload:
         """The workload as it may really be."""
         off = math.exp(self.error * rng.standard_normal())
-        return replace(self, sample_seconds=off * self.sample_seconds, step_seconds=off * self.step_seconds,
-                       update_seconds=off * self.update_seconds)
+        return self.faster(1 / off)
 
     def with_rows(self, rows: float) -> Workload:
         """The same with so many samples a rank."""
@@ -55,8 +55,7 @@ class Workload:
 
     def faster(self, times: float) -> Workload:
         """The same where a rank computes so many times as fast."""
-        return replace(self, sample_seconds=self.sample_seconds / times, step_seconds=self.step_seconds / times,
-                       update_seconds=self.update_seconds / times)
+        return replace(self, work=self.work.times(1 / times), update_seconds=self.update_seconds / times)
 
 
 @dataclass
@@ -88,10 +87,10 @@ def load(names: list[str], machine: Machine) -> tuple[Workload, list[Seen]]:
 def from_file(path: Path) -> Workload:
     """A workload somebody wrote down, for what was not run here."""
     look = Fields(path, told := read_toml(path))
-    rows = look.number("batch", least=1)
+    rows, fixed = look.number("batch", least=1), look.number("step_seconds", 0.0)
     return Workload(
         name=str(told.get("name", path.stem)), batch=rows, rows=rows,
-        sample_seconds=look.number("sample_seconds"), step_seconds=look.number("step_seconds", 0.0),
+        work=Line((0.0, 1.0), (fixed, fixed + look.number("sample_seconds"))),
         update_seconds=look.number("update_seconds", 0.0), forward=min(1.0, look.number("forward", 1 / 3)),
         nbytes=look.number("bytes"), buckets=int(look.number("buckets", 1, least=1)),
         meetings=look.number("meetings", 0.0), jitter=normal(look.number("jitter", 0.0)),
@@ -145,36 +144,29 @@ def from_runs(seen: list[Seen], machine: Machine) -> Workload:
     work = [s.busy * (1 - s.update) * machine.at("speed", s.on_node) for s in seen]
     updates = [s.busy * s.update * machine.at("memory", s.on_node) for s in seen]
     sure = np.array([1 / s.error for s in seen])
-    per_row, fixed = fit([s.rows for s in seen], work, sure)
     first, widest = seen[0], max(seen, key=lambda s: s.ranks)
     told = widest.run.summary
     if not told.get("exchange_bytes"):
         raise WatchError(f"{widest.run.name} does not tell how much ranks exchange: give a run on two ranks or more "
                          "that came to its end")
     return Workload(
-        name=first.run.what, batch=first.rows * first.ranks, rows=first.rows, sample_seconds=per_row,
-        step_seconds=fixed, update_seconds=float(np.average(updates, weights=sure**2)), forward=first.forward,
+        name=first.run.what, batch=first.rows * first.ranks, rows=first.rows,
+        work=through([s.rows for s in seen], work, sure),
+        update_seconds=float(np.average(updates, weights=sure**2)), forward=first.forward,
         nbytes=float(told["exchange_bytes"]), buckets=1,
         meetings=float(told.get("meetings") or MEETINGS) if widest.ranks > 1 else MEETINGS,
-        jitter=own_jitter(np.concatenate([s.jitter for s in seen]), machine), error=float(1 / np.sqrt(np.sum(sure**2))))
+        jitter=np.sort(min((s.jitter for s in seen), key=np.std)), error=float(1 / np.sqrt(np.sum(sure**2))))
 
 
-def own_jitter(seen: np.ndarray, machine: Machine) -> np.ndarray:
-    """Jitter without what a node's cores differ by: a rank that moves between them shows that as jitter, and it is
-    simulated by itself, as the ranks' spread."""
-    cores = max(0.0, max(machine.spread) ** 2 - machine.spread[0] ** 2)
-    left = math.sqrt(max(0.0, 1 - cores / variance)) if (variance := float(seen.var())) else 0.0
-    return np.sort(1 + left * (seen - 1)) if left else STILL
-
-
-def fit(rows: list[float], seconds: list[float], sure: np.ndarray) -> tuple[float, float]:
-    """Seconds a row and seconds besides, neither below 0, that come nearest (by their ratios, the surer ones first)."""
-    x, y = np.array(rows), np.array(seconds)
-    through = float(np.average(y / x, weights=sure**2)), 0.0
-    if np.ptp(x) < 0.05 * x.max():
-        return through
-    design = np.stack([x, np.ones_like(x)], 1) / y[:, None]
-    slope, rest = np.linalg.lstsq(design * sure[:, None], sure, rcond=None)[0]
-    if rest < 0:
-        return through
-    return (float(slope), float(rest)) if slope > 0 else (0.0, float(np.average(y, weights=sure**2)))
+def through(rows: list[float], seconds: list[float], sure: np.ndarray) -> Line:
+    """Seconds by rows through what was measured, runs with as many rows taken together; through 0 if there is only one
+    number of rows, else on to no rows as the first two lead."""
+    known: list[tuple[float, float]] = []
+    for count in sorted(set(rows)):
+        same = [i for i, other in enumerate(rows) if other == count]
+        known.append((count, float(np.average([seconds[i] for i in same], weights=sure[same] ** 2))))
+    none = 0.0
+    if len(known) > 1:
+        (x0, y0), (x1, y1) = known[:2]
+        none = max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)
+    return Line((0.0, *(x for x, _ in known)), (none, *(y for _, y in known)))
