@@ -147,6 +147,7 @@ def test_runs_with_other_batches_tell_what_other_rows_take():
     assert line(16) == 0.03 and line(136) == pytest.approx(0.17) and line(512) == pytest.approx(0.31 + 256 * 0.28 / 240)
     assert line(0) == pytest.approx(0.03 - 16 * 0.28 / 240)
     assert through([64, 64], [0.1, 0.1], np.ones(2))(32) == pytest.approx(0.05)  # one number of rows: in proportion
+    assert through([64, 66], [0.1, 0.12], np.ones(2))(130) == pytest.approx(0.22)  # ... or nearly one
     assert through([64, 32], [0.1, 0.04], np.ones(2))(0) == 0  # nothing takes less than no time
     bent = through([512, 32, 256], [0.9, 0.05, 0.36], np.ones(3))  # too much for a cache
     assert bent(128) == pytest.approx(0.05 + 96 / 224 * 0.31)

@@ -24,7 +24,8 @@ from oars.watch.runs import Run, WatchError, find
 
 FEWEST = 8  # steps to take a time from
 AROUND = 4  # steps before and after one, which it is compared with
-MEETINGS = 3.0  # of a step, where only one rank was run: the loss, the exchange's two
+MEETINGS = 6.0  # of a step, where only one rank was run: for the batch, the loss, the exchange
+ALIKE = 1.1  # runs whose rows differ by less tell of the same number of them
 STILL = np.ones(1)
 
 
@@ -122,7 +123,7 @@ def look(run: Run) -> Seen:
     if not samples:
         raise WatchError(f"{run.name} does not tell how many samples a step has, it makes its batches by hand: write a "
                          "workload file instead, see docs/predict.md")
-    busy = times * (1 - share)
+    busy = np.maximum(times * (1 - share), 1e-9)
     around = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(busy, AROUND, "reflect"), 2 * AROUND + 1), 1)
     jitter = busy / around
     phases = [{p: t.seconds[p] for p in ("data", "forward", "backward", "update")} for t in run.times]
@@ -159,14 +160,20 @@ def from_runs(seen: list[Seen], machine: Machine) -> Workload:
 
 
 def through(rows: list[float], seconds: list[float], sure: np.ndarray) -> Line:
-    """Seconds by rows through what was measured, runs with as many rows taken together; through 0 if there is only one
-    number of rows, else on to no rows as the first two lead."""
-    known: list[tuple[float, float]] = []
-    for count in sorted(set(rows)):
-        same = [i for i, other in enumerate(rows) if other == count]
-        known.append((count, float(np.average([seconds[i] for i in same], weights=sure[same] ** 2))))
+    """Seconds by rows, through what was measured; runs with about as many rows are taken together. On to no rows it
+    goes as the first two numbers of them lead, or to 0 if there is only one."""
+    groups: list[list[int]] = []
+    for i in np.argsort(rows):
+        if groups and rows[i] <= ALIKE * rows[groups[-1][0]]:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    weights = [sure[group] ** 2 for group in groups]
+    known = [(float(np.average(np.array(rows)[group], weights=weight)),
+              float(np.average(np.array(seconds)[group], weights=weight)))
+             for group, weight in zip(groups, weights, strict=True)]
     none = 0.0
     if len(known) > 1:
         (x0, y0), (x1, y1) = known[:2]
-        none = max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)
+        none = min(y0, max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0))
     return Line((0.0, *(x for x, _ in known)), (none, *(y for _, y in known)))
