@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery chaos clean
+.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery bench-predict chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
+	@echo "make bench-predict  predict 4, 8 and 16 ranks from one and two, and measure them"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove what the others made"
@@ -54,6 +55,9 @@ bench-images: .venv/dev
 
 bench-recovery: .venv/run
 	@$(BIN)/python bench/recovery.py $(ARGS)
+
+bench-predict: .venv/run
+	@$(BIN)/python bench/predict.py $(ARGS)
 
 chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)

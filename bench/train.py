@@ -19,6 +19,7 @@ parser.add_argument("--net", choices=NETS, default="cnn")
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--steps", type=int, default=20, help="timed steps")
 parser.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
+parser.add_argument("--samples", type=int, help="in an epoch (default: four batches)")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
 parser.add_argument("--compile", action="store_true")
@@ -30,7 +31,8 @@ layout = torch.channels_last if args.channels_last else torch.contiguous_format
 model = NETS[args.net][0]().to(args.device, memory_format=layout)
 run = torch.compile(model) if args.compile else model
 opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-samples = [d.to(args.device) for d in data(args.net, 4 * args.batch)]  # there, so that the step is timed, not a copy
+samples = data(args.net, args.samples or 4 * args.batch)
+samples = [d.to(args.device) for d in samples]  # there, so that the step is timed, not a copy
 loader = DataLoader(TensorDataset(*samples), batch_size=args.batch, shuffle=True)
 
 

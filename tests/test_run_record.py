@@ -22,12 +22,14 @@ def lines(folder: Path) -> list[dict]:
 
 
 def test_every_step_is_written_with_every_digit(tmp_path):
-    world = SimpleNamespace(seconds=0.0, size=4, rank=0, origin=0)
+    world = SimpleNamespace(seconds=0.0, size=4, rank=0, origin=0, meetings=7, exchanged=1000)
     record = Record(tmp_path, True, world)
     given = [0.1 + 0.2, None, math.nan, math.inf, 3, np.float32(0.1)]
     for loss in given:
         record.step(loss, 10)
         world.seconds += 0.001
+        world.meetings += 3
+        world.exchanged += 400
         time.sleep(0.002)
     record.gather("a.py:1 matmul", 0.5, 100)
     record.gather("a.py:1 matmul", 0.25, 100)
@@ -42,6 +44,7 @@ def test_every_step_is_written_with_every_digit(tmp_path):
     assert (summary["ranks"], summary["steps"], summary["samples"]) == (4, 6, 60)
     assert summary["samples_per_s"] == pytest.approx(50 / summary["seconds"])
     assert summary["exchange_seconds"] == pytest.approx(0.005)
+    assert (summary["meetings"], summary["exchange_bytes"]) == (pytest.approx(3, abs=1), pytest.approx(400, abs=80))
     assert summary["gathers"] == [{"site": "a.py:1 matmul", "times": 2, "seconds": 0.75, "bytes": 200}]
 
 
@@ -58,7 +61,8 @@ def test_a_loss_changed_in_place_later_is_recorded_as_it_was(tmp_path):
 
 
 def test_a_step_costs_microseconds(tmp_path):
-    record = Record(tmp_path, True, SimpleNamespace(seconds=0.0, size=2, rank=0, origin=0))
+    record = Record(tmp_path, True, SimpleNamespace(seconds=0.0, size=2, rank=0, origin=0, meetings=0,
+                                                             exchanged=0))
     took = []
     for _ in range(5):
         began = time.perf_counter()

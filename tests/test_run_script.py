@@ -194,6 +194,27 @@ def test_the_plan_says_what_was_run(tmp_path):
     assert plan["versions"]["python"].startswith("3.")
 
 
+def test_with_batch_keep_a_rank_for_which_no_batch_is_left_takes_part(tmp_path):
+    """20 samples in batches of 8 are three: of four ranks one has none. All are one batch of 20 to the script."""
+    write(tmp_path, """
+        import sys, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for x, y in DataLoader(data, batch_size=int(sys.argv[1]), shuffle=True):
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(len(x), round(loss.item(), 5))
+        """)
+    kept = python(tmp_path, "-m", "oars", "run", "-n", "4", "--batch", "keep", "script.py", "8")
+    assert kept.stdout == python(tmp_path, "script.py", "20").stdout != "", kept.stderr
+
+
 def test_output_and_errors_keep_their_order_where_they_meet(tmp_path):
     write(tmp_path, """
         import sys

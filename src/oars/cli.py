@@ -69,6 +69,7 @@ DOCTOR = """\
 examples:
   oars doctor
   oars doctor --job                        # in a job: can its nodes work together?
+  oars doctor --net machine.toml           # how fast do ranks talk and work here? for oars predict
 """
 # These have arguments of their own: see oars.watch.command.
 WATCH = {
@@ -78,6 +79,7 @@ WATCH = {
     "report": "write an HTML page about runs",
     "board": "start TensorBoard on runs",
     "scale": "run a script on several numbers of ranks, and say how much faster it gets",
+    "predict": "say how fast a training would be on a machine, and on how many ranks, you do not have",
     "sweep": "run a script with many settings of its arguments, and say which did best",
 }
 
@@ -107,6 +109,12 @@ def main(argv: list[str] | None = None) -> int:
             from oars.run.doctor import doctor
             from oars.run.doctor_job import main as doctor_job
 
+            if args.net:
+                from pathlib import Path
+
+                from oars.run.net import main as doctor_net
+
+                return doctor_net(Path(args.net))
             return doctor_job() if args.job else doctor()
         if args.verb == "resume":
             from oars.run.resume import resume
@@ -222,7 +230,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 TAKES_VALUE = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall", "--on-stall",
                "--steps", "--snapshot", "-N", "--time", "--partition", "--queue", "--account", "--gpus-per-node",
-               "--env", "--on", "--max-restarts"}
+               "--env", "--on", "--max-restarts", "--net"}
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -321,9 +329,12 @@ def parser() -> Parser:
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
     for name, text in WATCH.items():
         verb(name, text, f"oars {name} ...", "")
-    doctor = verb("doctor", "what is here, what works, and what to do about what does not", "oars doctor [--job]",
-                  DOCTOR)
+    doctor = verb("doctor", "what is here, what works, and what to do about what does not",
+                  "oars doctor [--job | --net [FILE]]", DOCTOR)
     doctor.add_argument("--job", action="store_true", help="look at the nodes of the scheduler's job we are in")
+    doctor.add_argument("--net", nargs="?", const="machine.toml", metavar="FILE", help="measure what ranks do to each "
+                        "other on a node, and messages between the nodes of a job; write it down for oars predict "
+                        "(default: machine.toml)")
     return top
 
 

@@ -45,6 +45,14 @@ def test_a_report_opens_offline_without_a_word_on_the_console(place):
         assert ("diverged ×" in dom) == (len(names) > 1)
 
 
+def test_a_prediction_opens_offline_too(place):
+    load = Path(__file__).resolve().parents[2] / "examples/predict/inception-k80.toml"
+    oars(place, "predict", str(load), "--machine", "minotauro", "--weak", "-n", "128", "--sync", "allreduce,server:2",
+         "-o", "there.html")
+    dom, console = browse((place / "there.html").as_uri(), place, "--host-resolver-rules=MAP * ~NOTFOUND")
+    assert console == [] and dom.count("<svg") == 2 and dom.count("<table") == 2 and "samples/s" in dom
+
+
 def test_a_script_error_would_be_seen(place):
     (place / "bad.html").write_text("<script>nosuch()</script>")
     assert len(browse((place / "bad.html").as_uri(), place)[1]) == 1

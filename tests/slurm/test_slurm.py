@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE.parent / "chaos"))
 from chaos import SOURCE, lines_of, unlearnt, unlike  # noqa: E402
 
 from oars.cluster.hosts import expand  # noqa: E402
+from oars.watch.machine import read  # noqa: E402
 
 TRAIN = HERE.parent / "chaos/train.py"
 OARS = [sys.executable, "-m", "oars"]
@@ -131,6 +132,19 @@ def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
     assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in range(4)}) == 1
     assert {path.name for path in run.glob("*-n2*")} == set()  # no marks are left
     until(lambda: not processes(tmp_path), 5)
+
+
+def test_doctor_measures_messages_between_the_nodes_of_a_job(cluster, tmp_path):
+    words = " ".join([*OARS, "doctor", "--net", "there.toml"])
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{words} >out 2>err\necho $? >code.part\nmv code.part code\n")
+    subprocess.run(["sbatch", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--output=slurm.out", "job.sh"],
+                   cwd=tmp_path, env=cluster.env, check=True, timeout=20)
+    code, out, err = ended(tmp_path)
+    assert code == 0, err
+    assert "messages between two nodes\n" in out and "messages between two ranks of a node\n" in out
+    machine = read(tmp_path / "there.toml")
+    assert machine.nodes == 2 and machine.ranks_per_node >= 2
+    assert 1e-6 < machine.hop(8) < 0.01 < machine.hop(1e9) < 100
 
 
 def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_path):

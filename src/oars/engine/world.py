@@ -63,6 +63,7 @@ class World:
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
+        self.exchanged = 0  # bytes averaged so far
         self._done = 0
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
@@ -82,6 +83,11 @@ class World:
         for origin, node, host in places:
             self.node_of[origin], self.hosts[origin] = node, host
         self._count()
+
+    @property
+    def meetings(self) -> int:
+        """Collectives so far."""
+        return self._done
 
     def standing(self) -> tuple[int, int]:
         """How many eras and collectives there were: what ranks that come later have to take over."""

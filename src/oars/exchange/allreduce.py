@@ -76,6 +76,7 @@ class Exchange:
                 self._average_span(start, count, np.dtype(dtype))
 
         self.world.together("exchange", work)
+        self.world.exchanged += sum(count * np.dtype(dtype).itemsize for _, count, dtype in spans)
 
     def _average_span(self, start: int, count: int, dtype: np.dtype) -> None:
         stop = start + count * dtype.itemsize

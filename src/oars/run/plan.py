@@ -49,6 +49,7 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, pla
         "seed": options.get("seed", int.from_bytes(os.urandom(4), "little") >> 1),
         "gpus": gpus,
         "cores": cores,
+        "threads": threads(ranks, cores),
         "host": socket.gethostname(),
         "cwd": os.getcwd(),
         "started": time.time(),
@@ -72,6 +73,12 @@ def place_ranks(place: Place | None, ranks: int | None, per_node: int | None, gp
         per_node = gpus
     hosts = spread(place, ranks, per_node)
     return sum(host.slots for host in hosts), [] if only_here(hosts) else hosts
+
+
+def threads(ranks: int, cores: int) -> int:
+    """How many a rank computes with: what the user says, else its share of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(said) if said.isdecimal() and int(said) else max(1, cores // ranks)
 
 
 def snapshot_plan(text: str | None) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Record:
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
         self.played = False  # what the script does now it has done before: nothing is written
+        self.weights: Callable[[], int] = int  # bytes that optimizers change: what several ranks would exchange
         self.times = Times(folder, world)
         self._world = world
         self._said: set[str] = set()
@@ -46,9 +48,10 @@ class Record:
         self._flush_at = 0.0
         self._full = False  # the disk
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
-        self._resumed_at = 0  # samples
+        self._resumed_at = self._resumed_steps = 0  # samples, and steps
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
         self._last_step = (0.0, 0.0)
+        self._first_talk = (0, 0)  # collectives and bytes, up to the end of the first step
 
     def step(self, loss: Any, samples: int, lr: Any = None, norm: Any = None) -> None:
         """One optimizer step was done: its global loss (a number, a tensor or None), how many samples went in; where
@@ -63,6 +66,7 @@ class Record:
         exchange = self._world.seconds if self._world is not None else 0.0
         if self._first_step is None:
             self._first_step = (now, exchange, samples)
+            self._first_talk = self._talk()
         self._last_step = (now, exchange)
         self.times.stepped(self.steps)
         if self._loss_at is not None:
@@ -171,7 +175,8 @@ class Record:
 
     def resume(self, steps: int, samples: int) -> None:
         """Go on after this many steps; what ``metrics.jsonl`` tells of later ones is cut."""
-        self.played, self.steps, self.samples, self._resumed_at = False, steps, samples, samples
+        self.played, self.steps, self.samples = False, steps, samples
+        self._resumed_at, self._resumed_steps = samples, steps
         path, part = self.folder / "metrics.jsonl", self.folder / ".metrics.jsonl.part"
         if self.voice and path.exists():
             with open(path) as old, open(part, "w") as new:
@@ -204,6 +209,10 @@ class Record:
             )
         self._append("metrics.jsonl", "".join(lines))
 
+    def _talk(self) -> tuple[int, int]:
+        world = self._world
+        return (world.meetings, world.exchanged) if world is not None else (0, 0)
+
     def close(self) -> None:
         """Write what the closing line needs."""
         self.times.write()
@@ -216,6 +225,8 @@ class Record:
             exchange = self._last_step[1] - self._first_step[1]
             counted = self.samples - self._resumed_at - self._first_step[2]  # the first step's time is not known
             rate = counted / seconds
+        talk = [b - a for a, b in zip(self._first_talk, self._talk(), strict=True)]
+        more = max(1, self.steps - self._resumed_steps - 1)
         summary = {
             "ranks": self._world.size if self._world is not None else 1,
             "losses": self.losses,
@@ -225,6 +236,8 @@ class Record:
             "seconds": seconds,
             "samples_per_s": rate,
             "exchange_seconds": exchange,
+            "exchange_bytes": round(talk[1] / more) or self.weights() or None,  # a step
+            "meetings": round(talk[0] / more, 2),
             "gathers": [
                 {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}
                 for site, (times, spent, nbytes) in self.gathers.items()

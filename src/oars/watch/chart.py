@@ -23,6 +23,8 @@ class Series:
     y: list[float]
     points: bool = False  # with a mark at each value
     reference: bool = False  # a thin grey line to compare with
+    low: list[float] = field(default_factory=list)  # a band around the line, where one is known
+    high: list[float] = field(default_factory=list)
 
     def finite(self) -> tuple[list[float], list[float]]:
         """The values that can be drawn."""
@@ -63,7 +65,8 @@ class Chart:
         """The smallest and largest x and y, in the axes' own measure, with room where all are the same."""
         xs, ys = [], []
         for series in self.series:
-            for x, y in zip(*series.finite(), strict=True):
+            band = list(zip(series.x * 2, series.low + series.high, strict=True)) if series.low else []
+            for x, y in [*zip(*series.finite(), strict=True), *band]:
                 if (x > 0 or not self.log_x) and (y > 0 or not self.log_y):
                     xs.append(x)
                     ys.append(y)

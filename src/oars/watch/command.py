@@ -16,6 +16,8 @@ _EXAMPLES = {
     "scale": "oars scale train.py -n 1,2,4 -- --epochs 3\n  oars scale train.py -n 1,2 --weak --repeats 3",
     "sweep": "oars sweep train.py --set lr=0.5,0.1,0.01 --set seed=1,2\n"
              "  oars sweep train.py --set lr=0.001..1 --random 20 --metric 'accuracy ([\\d.]+)' -- --epochs 3",
+    "predict": "oars predict one two --machine machine.toml -n 64\n"
+               "  oars predict one two --machine blue-waters -n 1,64,4096 --weak --sync allreduce,gossip,server:4",
     "runs": "oars runs\n  oars runs elsewhere/oars-runs",
     "show": "oars show train-20260102-120000\n  oars show oars-runs/big -o curves.png",
     "compare": "oars compare small big -o both.svg",
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
     verb = argv[0]
     try:
         return {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "scale": _scale,
-                "sweep": _sweep, "board": _board}[verb](argv[1:])
+                "sweep": _sweep, "board": _board, "predict": _predict}[verb](argv[1:])
     except WatchError as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
@@ -167,6 +169,29 @@ def _sweep(argv: list[str]) -> int:
                        largest), args.name, _path(args.o))
 
 
+def _predict(argv: list[str]) -> int:
+    parser = _parser("predict", "(RUN … | workload.toml) --machine NAME|FILE -n N [options]")
+    parser.add_argument("what", nargs="+", metavar="RUN", help=f"short runs, as folders or names under {TOP}: one, and "
+                        "others with another batch or on two ranks; or a workload file")
+    parser.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine that is shipped (blue-waters, "
+                        "laptop, minotauro), or a file, as oars doctor --net writes one")
+    parser.add_argument("-n", required=True, metavar="N", type=_sizes, help="how many ranks: 1,8,64 for these, 64 for "
+                        "1, 2, 4 and so on up to it")
+    parser.add_argument("--weak", action="store_true", help="every rank keeps its batch; default: the ranks share the "
+                        "first run's")
+    parser.add_argument("--sync", default="allreduce", metavar="HOW,…", help="how ranks exchange: allreduce (default), "
+                        "ring, tree, server:K, gossip, local:H")
+    parser.add_argument("--faster", type=_factor, default=1.0, metavar="X", help="a rank there computes X times as "
+                        "fast as in the runs (default: 1)")
+    parser.add_argument("-o", metavar="FILE", help="also write it to FILE: .html, or the curves as .svg, .png or .pdf")
+    args = parser.parse_args(argv)
+    from oars.watch.predict import predict
+    from oars.watch.simulate import parse_sync
+
+    syncs = [parse_sync(word) for word in args.sync.split(",")]
+    return predict(args.what, args.machine, args.n, args.weak, list(dict.fromkeys(syncs)), args.faster, _path(args.o))
+
+
 def _board(argv: list[str]) -> int:
     parser = _parser("board", "[RUN …] [--port P]")
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run folders, or their names (default: all of {TOP})")
@@ -203,6 +228,25 @@ def _counts(text: str) -> list[int]:
     if len(set(counts)) != len(counts):
         raise argparse.ArgumentTypeError(f"{text} names a number twice")
     return counts
+
+
+def _sizes(text: str) -> list[int]:
+    counts = _counts(text)
+    if max(counts) > 100_000:
+        raise argparse.ArgumentTypeError(f"{max(counts)} ranks are more than the 100000 that are predicted")
+    if len(counts) > 1 or counts == [1]:
+        return sorted(counts)
+    return [*(2**k for k in range((counts[0] - 1).bit_length())), counts[0]]
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no factor: a number above 0")
+    return value
 
 
 def _path(text: str | None) -> Path | None:

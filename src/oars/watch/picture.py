@@ -47,6 +47,8 @@ def _by_matplotlib(charts: list[Chart], path: Path) -> None:
         for place, series in enumerate(chart.series):
             shade, dashes = ("#888888", "5 4") if series.reference else svg.colour(place)
             xs, ys = series.finite()
+            if series.low:
+                axes.fill_between(series.x, series.low, series.high, color=shade, alpha=0.15, linewidth=0)
             if len(xs) > NOISY:
                 axes.plot(*thinned(xs, ys), color=shade, linewidth=0.8, alpha=0.3)
                 ys = smoothed(ys, chart.log_y)

@@ -68,6 +68,10 @@ def _line(chart: Chart, series: Series, number: int, at: object) -> list[str]:
         d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in seen) if seen else ""
         return f'<path d="{d}" fill="none" stroke="{shade}" {how}/>' if seen else ""
 
+    if series.low:
+        around = [at(x, y) for x, y in [*zip(series.x, series.low, strict=True),
+                                        *reversed(list(zip(series.x, series.high, strict=True)))]]
+        parts.append(f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in around)}Z" fill="{shade}" opacity="0.15"/>')
     if len(xs) > NOISY:
         parts.append(path(xs, ys, 'stroke-width="1" opacity="0.3"'))
         ys = smoothed(ys, chart.log_y)

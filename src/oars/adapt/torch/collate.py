@@ -136,7 +136,7 @@ def _print(data: Any, spec: Any) -> Any:
 
 
 def with_template(data: Any, spec: Any) -> Any:
-    """A batch smaller than the number of ranks: ranks without rows get empty ones of the first rank's kind."""
+    """A batch of which some ranks have no rows: they get empty ones of the first rank's kind."""
     templates = ctx.world.allgather(_emptied(data, spec) if ctx.rank == 0 else None)
     return templates[0] if isinstance(data, str) and data == NOTHING else data
 

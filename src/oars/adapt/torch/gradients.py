@@ -412,6 +412,7 @@ def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
     for dtype in {g.dtype for g in gradients}:
         some = [g for g in gradients if g.dtype == dtype]
         flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
+        ctx.world.exchanged += flat.nbytes
         torch._foreach_copy_(some, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in some]), some,
                                                                 strict=True)])
 

@@ -34,6 +34,7 @@ def install(torch_: Any, gradients: Any) -> None:
     )
 
     times = ctx.record.times
+    ctx.record.weights = lambda: sum(p.numel() * max(4, p.element_size()) for p in _params if p.requires_grad)
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         times.mark("other")
