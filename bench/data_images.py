@@ -2,7 +2,7 @@
 
     python bench/data_images.py                       # about 5 minutes on 2 cores
     python bench/data_images.py --images 300 --rounds 3
-    python bench/data_images.py --pack                # MB/s of `oars data pack` by number of workers
+    python bench/data_images.py --pack --images 20000 # MB/s of `oars data pack` by number of workers, and its memory
 
 The same images lie in shards, as loose files and in TFRecords. Each side takes its turn in fresh processes, one per
 core, pinned; a round gives one ratio to the best of the others, and the table shows the median of the rounds with the
@@ -13,6 +13,7 @@ tensorflow (the extra `bench`).
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -171,16 +172,46 @@ def images(args, folder):
 
 
 def packing(args, folder):
+    """MB/s by number of workers, in turns, from the start of the command to its end."""
     oars("make", "imagenet-like", folder / "archive", "--size", args.images, "--side", 430)
     size = sum(path.stat().st_size for path in (folder / "archive").iterdir())
-    for workers in range(1, len(os.sched_getaffinity(0)) + 1):
-        took = []
-        for k in range(args.rounds):
+    cores = len(os.sched_getaffinity(0))
+    shard = max(1, size // (8 * cores) >> 20)  # a shard is one worker's task: with few of them workers would idle
+    counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores] + [cores]
+    took = {workers: [] for workers in counts}
+    memory = dict.fromkeys(counts, 0)
+    for _ in range(args.rounds):
+        for workers in counts:
+            out = folder / "out"
             began = time.perf_counter()
-            oars("pack", folder / "archive", folder / f"out-{workers}-{k}", "--workers", workers, "--shard-mb", 4)
-            took.append(time.perf_counter() - began)
-        print(f"pack, {workers} worker{'s' * (workers > 1)}: {size / statistics.median(took) / 1e6:.0f} MB/s, "
-              f"{args.images * 1.2 / statistics.median(took):.0f} images/s", flush=True)
+            process = run("-m", "oars", "data", "pack", folder / "archive", out, "--workers", workers, "--shard-mb",
+                          shard)
+            memory[workers] = max(memory[workers], most_memory(process))
+            took[workers].append(time.perf_counter() - began)
+            if process.returncode:
+                sys.exit("oars data pack failed")
+            shutil.rmtree(out)
+    print(f"{args.images * 6 // 5:,} images, {size / 1e6:.0f} MB, shards of {shard} MB")
+    for workers in counts:
+        median = statistics.median(took[workers])
+        print(f"pack, {workers} worker{'s' * (workers > 1)}: {median:.2f} s, {size / median / 1e6:.0f} MB/s, "
+              f"{args.images * 1.2 / median:.0f} images/s, {statistics.median(took[1]) / median:.2f} times one worker; "
+              f"a worker had {memory[workers]:.0f} MB at most", flush=True)
+
+
+def most_memory(process):
+    """Wait for a process; the most memory in MB that a child of it ever had."""
+    most = 0
+    while process.poll() is None:
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for child in children:
+                lines = Path(f"/proc/{child}/status").read_text().splitlines()
+                most = max([most, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))])
+        except OSError:
+            pass  # it has just ended
+        time.sleep(0.02)
+    return most / 1024
 
 
 def main():

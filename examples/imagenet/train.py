@@ -101,8 +101,9 @@ def train(epoch, model, average, loader, optimizer, schedule, args, device, log)
     began = asked = time.perf_counter()
     for images, labels in loader:
         waited += time.perf_counter() - asked
+        labels = labels.to(device, non_blocking=True)  # a plain copy would wait here until the GPU is done with forward
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
-            loss = loss_of(model(prepared(images, args, device)), labels.to(device), args.smoothing)
+            loss = loss_of(model(prepared(images, args, device)), labels, args.smoothing)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

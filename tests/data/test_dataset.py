@@ -106,6 +106,20 @@ def test_transforms_bring_images_to_one_size(tmp_path):
     np.testing.assert_array_equal(mirrored, data[0][0][:, ::-1])
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", ">f4", "bool"])
+def test_a_flip_is_the_mirror_image_whatever_the_pixels_are(dtype):
+    whole = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 256, (9, 40, 3)).astype(dtype)
+    kept = whole.copy()
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+    for pixels in (whole, frozen, whole[2:7, 3:30], whole[::-1], whole[:, ::-2], whole[..., :1], whole[:, :0]):
+        mirrored = flip(1.0)(pixels, np.random.default_rng(0))
+        assert mirrored.dtype == pixels.dtype and mirrored.flags.c_contiguous and mirrored.flags.writeable
+        np.testing.assert_array_equal(mirrored, pixels[:, ::-1])
+        assert not np.shares_memory(mirrored, pixels)
+    np.testing.assert_array_equal(whole, kept)
+
+
 @pytest.fixture
 def spoilt(tmp_path):
     path = tmp_path / "pictures"

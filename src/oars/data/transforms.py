@@ -136,7 +136,7 @@ class flip:
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
         assert rng is not None
-        return np.ascontiguousarray(pixels[:, ::-1]) if rng.random() < self.p else pixels
+        return decode_.mirror(pixels) if rng.random() < self.p else pixels
 
 
 class normalize:
