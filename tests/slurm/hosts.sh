@@ -39,7 +39,7 @@ start_host() {  # name
 
 start() {
   mkdir -p "$dir/bin" && dir=$(cd "$dir" && pwd)
-  printf '#!/bin/sh\nexec python3 %s/agent.py "$@"\n' "$here" >"$dir/bin/ssh"
+  printf '#!/bin/sh\nexec python3 %s/rsh.py "$@"\n' "$here" >"$dir/bin/ssh"
   chmod +x "$dir/bin/ssh"
   echo '127.0.0.1 localhost' >"$dir/hosts"
   local number=0 host
@@ -58,7 +58,7 @@ start() {
     into switch ip link set "to-$host" master bridge up
     into "$host" ip address add "10.77.0.$number/24" dev eth0
     into "$host" ip link set eth0 up
-    into "$host" setsid python3 "$here/agent.py" serve </dev/null >>"$dir/$host.log" 2>&1 &
+    into "$host" setsid python3 "$here/rsh.py" serve </dev/null >>"$dir/$host.log" 2>&1 &
   done
 }
 

@@ -24,14 +24,14 @@ print(open(os.path.join(os.path.dirname(helper.__file__), 'large.bin'), 'rb').re
 
 
 def test_srun_alone_starts_ranks_that_train_as_one_process_does(cluster, tmp_path):
-    cluster.batch(tmp_path, "--launcher", "srun", TRAIN)
+    cluster.batch(tmp_path, "--launcher", "srun", TRAIN, each=1)
     code, out, err = ended(tmp_path)
     assert code == 0, err
     assert "a dead rank will end this run: srun starts the ranks, and they outlive each other only under mpirun" in err
     assert unlike(out.splitlines(), lines_of([])[0]) == ""
     plan = json.loads((tmp_path / "oars-runs/it/run.json").read_text())
-    assert (plan["hosts"], plan["survives"], plan["launcher"]) == ([["n1", 2], ["n2", 2]], False, "srun")
-    until(lambda: not processes(tmp_path), 5)
+    assert (plan["hosts"], plan["survives"], plan["launcher"]) == ([["n1", 1], ["n2", 1]], False, "srun")
+    until(lambda: not processes(tmp_path), 20)
 
 
 def test_under_srun_a_dead_rank_ends_the_run_with_one_line(cluster, tmp_path):
@@ -41,7 +41,7 @@ def test_under_srun_a_dead_rank_ends_the_run_with_one_line(cluster, tmp_path):
     cluster.batch(tmp_path, "--launcher", "srun", "script.py")
     code, _, err = ended(tmp_path, 60)
     assert code == 137 and "oars: srun says: n2: task 3: Killed" in err, err
-    until(lambda: not processes(tmp_path), 5)
+    until(lambda: not processes(tmp_path), 20)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A launch agent in place of ssh, for hosts.sh: ``agent.py serve`` on a host, ``agent.py HOST COMMAND`` on another.
+"""A remote shell in place of ssh, for hosts.sh: ``rsh.py serve`` on a host, ``rsh.py HOST COMMAND`` on another.
 
 It is as much of ssh as mpirun needs: a command's words go over the network, its output and exit code come back.
 """
