@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery bench-predict chaos clean
+.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +13,7 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
-	@echo "make test-slurm  the tests on two nodes of a real Slurm (root, and the Debian packages slurm-wlm, slurm-wlm-torque, munge)"
+	@echo "make test-slurm  the tests on several hosts, two nodes of a real Slurm among them (root, and the Debian packages slurm-wlm, slurm-wlm-torque, libpmix-dev, munge, iproute2)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make bench-predict  predict 4, 8 and 16 ranks from one and two, and measure them"
+	@echo "make bench-startup  what starting 2, 8 and 64 ranks costs, phase by phase (64 take 15 GB)"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove what the others made"
@@ -58,6 +59,9 @@ bench-recovery: .venv/run
 
 bench-predict: .venv/run
 	@$(BIN)/python bench/predict.py $(ARGS)
+
+bench-startup: .venv/run
+	@$(BIN)/python bench/startup.py $(ARGS)
 
 chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)

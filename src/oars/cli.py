@@ -102,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     own, script = split_script(own)
     args = parser().parse_args(own)
     from oars.cluster.hosts import HostsError
+    from oars.folders import CutOff
     from oars.run.plan import UsageError
 
     try:
@@ -140,6 +141,9 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, HostsError) as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
+    except CutOff as error:
+        print(f"oars: {error}", file=sys.stderr)
+        return 75
 
 
 def _job(argv: list[str]) -> int:
@@ -221,6 +225,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "local_batchnorm": args.local_batchnorm or args.batch == "keep",
         "share_gpus": args.share_gpus,
         "bind": args.bind,
+        "launcher": args.launcher,
+        "stage_env": args.stage_env,
         "tf1": args.tf1,
         "snapshot": snapshot_plan(args.snapshot),
         "stall": args.stall,
@@ -230,7 +236,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 TAKES_VALUE = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall", "--on-stall",
                "--steps", "--snapshot", "-N", "--time", "--partition", "--queue", "--account", "--gpus-per-node",
-               "--env", "--on", "--max-restarts", "--net"}
+               "--env", "--on", "--max-restarts", "--net", "--launcher"}
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -352,6 +358,10 @@ def _run_options(verb: Parser) -> list[argparse.Action]:
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--bind", action="store_true", help="say at the start which host, cores and GPU each rank has"),
+        add("--stage-env", action="store_true", help="bring the Python environment and the script's folder to each "
+            "host's own disk, and start the ranks from there"),
+        add("--launcher", choices=("mpirun", "srun", "aprun"), default="mpirun",
+            help="what starts the ranks (default: mpirun; under the others a dead rank ends the run)"),
         add("--stall", type=seconds, default=60.0, metavar="SECONDS",
             help="say which rank the others wait for when they have waited this long (default: 60; 0: never)"),
         add("--on-stall", choices=("report", "drop", "abort"),

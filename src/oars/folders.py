@@ -10,6 +10,10 @@ RUNS = "oars-runs"
 JOB = "OARS_JOB"  # in the environment of a submitted job: its run folder, which was made when it was submitted
 
 
+class CutOff(Exception):
+    """This side of a cut link has stopped, and the other may go on: one line for the user."""
+
+
 class UsageError(Exception):
     """Something the user can put right: shown as one line, exit code 2."""
 

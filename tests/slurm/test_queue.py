@@ -82,8 +82,8 @@ class Desk:
     def hurry(self, name: str, *more: str) -> None:
         """Slurm lets a requeued job rest for two minutes; not here."""
         command = ["scontrol", "update", f"JobId={self.job(name)}", "StartTime=now", *more]
-        until(lambda: self.state(name).startswith("queued BeginTime, after part "), 30)
-        until(lambda: subprocess.run(command, env=self.two.env, capture_output=True).returncode == 0, 30)
+        until(lambda: self.state(name).startswith("queued BeginTime, after part "), 90, 0.5)
+        until(lambda: subprocess.run(command, env=self.two.env, capture_output=True).returncode == 0, 90, 0.2)
 
     def last(self, name: str) -> dict:
         return ([{}] + self.parts(name))[-1]
@@ -99,7 +99,7 @@ def limited(desk):
     """A run whose time is over before it is: submitted first, looked at last."""
     (desk.folder / "slow-parts").touch()
     desk.oars("submit", "--per-node", "1", "--time", "1m", "--partition", "low", "--name", "limited", "--",
-              "--exclude=n2", "--signal=B:USR1@1", "--exclusive", "--", "train.py", "60", "slow-parts")
+              "--exclude=n2", "--signal=B:USR1@50", "--exclusive", "--", "train.py", "60", "slow-parts")
     return time.monotonic()
 
 
@@ -111,7 +111,7 @@ def plain(desk: Desk, *args: str) -> list[str]:
 
 
 def test_submit_log_result_are_three_commands(desk, limited):
-    until(lambda: desk.parts("limited"), 30)  # it has its node
+    until(lambda: desk.parts("limited"), 90)  # it has its node
     said = desk.oars("submit", "--per-node", "1", "--time", "5m", "--name", "it", "train.py", "3", "")
     assert said == f"oars: job {desk.job('it')}, oars-runs/it; watch it with: oars log it -f\n"
     followed = desk.oars("log", "it", "-f")
@@ -172,7 +172,7 @@ def test_an_unknown_partition_is_refused_in_slurms_words(desk):
                                           "partition = 'nosuch'\n")
     assert "stage b: Slurm says: invalid partition" in desk.oars("submit", "--per-node", "1", "bad.toml", code=2)
     assert [path for path in sorted(desk.run(".").iterdir()) if path not in before and "bad-b" in path.name] == []
-    until(lambda: "bad-a" not in desk.slurm("squeue", "--noheader", "--format=%j"), 30)
+    until(lambda: "bad-a" not in desk.slurm("squeue", "--noheader", "--format=%j"), 90, 0.2)
 
 
 PIPELINE = """
@@ -215,19 +215,19 @@ def test_a_pipeline_stops_at_what_fails_and_goes_on_from_there(desk):
     assert ", after train, check, " in said[3]
     twice = desk.oars("submit", "--per-node", "1", "p.toml", code=2)
     assert re.match(r"oars: p.toml, stage \w+ is (queued|running) \(", twice)
-    until(lambda: stages(desk)["report"].startswith("cancelled"), 90)
+    until(lambda: stages(desk)["report"].startswith("cancelled"), 150, 0.5)
     assert stages(desk) == {"pack": "done", "check": "done", "train": "failed exit code 1",
                             "report": "cancelled needs train, which has failed"}
     (desk.folder / "stage.py").write_text("open('model.txt', 'w').write(open('packed/a').read())\n")
     said = desk.oars("submit", "--per-node", "1", "p.toml").splitlines()
     assert [line.split(",")[0].split()[1] for line in said] == ["done", "done", "job", "job"]
-    until(lambda: set(stages(desk).values()) == {"done"}, 90)
+    until(lambda: set(stages(desk).values()) == {"done"}, 150, 0.5)
     assert (desk.folder / "report.txt").read_text().startswith("1\n{")  # and the summary of the training
     assert (desk.folder / "order.txt").read_text() == "pack\n"
     (desk.folder / "packed/a").write_text("2\n")  # the same size, and other bytes
     said = desk.oars("submit", "--per-node", "1", "p.toml").splitlines()
     assert [line.split(",")[0].split()[1] for line in said] == ["job", "job", "job", "job"]
-    until(lambda: set(stages(desk).values()) == {"done"}, 90)
+    until(lambda: set(stages(desk).values()) == {"done"}, 150, 0.5)
 
 
 def test_pbs_commands_submit_show_and_cancel(desk):
@@ -238,7 +238,7 @@ def test_pbs_commands_submit_show_and_cancel(desk):
     assert desk.oars("log", "pbs", "-f").splitlines()[:2] == plain(desk, "2", "")
     assert desk.state("pbs") == "done" and desk.state("pbs2").startswith("queued")
     desk.oars("cancel", "pbs2")
-    until(lambda: desk.state("pbs2") == "cancelled", 30)
+    until(lambda: desk.state("pbs2") == "cancelled", 90, 0.5)
 
 
 def test_a_run_in_three_parts_ends_with_the_losses_of_one(desk, limited):
@@ -294,4 +294,4 @@ def test_a_failed_node_is_told(desk):
     until(lambda: desk.parts("node"), 60)
     desk.two.tool("kill", "n2")
     desk.slurm("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-    until(lambda: desk.state("node") == "failed node failure", 30)
+    until(lambda: desk.state("node") == "failed node failure", 90, 0.5)

@@ -36,7 +36,7 @@ for step in range({steps}):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step == 5 and rank == 3:
+    if step == 5 and rank == 1:
         {at_five}
     time.sleep(0.1)
 print('done')
@@ -58,16 +58,16 @@ class Cluster:
                               timeout=60)
         assert done.returncode == 0, done.stderr
 
-    def batch(self, folder: Path, *args: str, **env: str) -> None:
-        """Submit a job for 2 + 2 ranks that is ``oars run --name it`` with these arguments."""
+    def batch(self, folder: Path, *args: str, each: int = 2, **env: str) -> None:
+        """Submit a job with ``each`` ranks on both nodes that is ``oars run --name it`` with these arguments."""
         words = " ".join(map(str, [*OARS, "run", "--quiet", "--name", "it", *args]))
         (folder / "job.sh").write_text(f"#!/bin/sh\n{words} >out 2>err\necho $? >code.part\nmv code.part code\n")
-        subprocess.run(["sbatch", "--quiet", "--no-kill", "--nodes=2", "--ntasks-per-node=2", "--output=slurm.out",
-                        "job.sh"], cwd=folder, env={**self.env, **env}, check=True, timeout=20)
+        subprocess.run(["sbatch", "--quiet", "--no-kill", "--nodes=2", f"--ntasks-per-node={each}",
+                        "--output=slurm.out", "job.sh"], cwd=folder, env={**self.env, **env}, check=True, timeout=20)
 
-    def alloc(self, folder: Path, *command: str) -> subprocess.Popen:
-        """Run a command here, as on a login node, that has 2 + 2 slots on the nodes."""
-        return subprocess.Popen(["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *map(str, command)],
+    def alloc(self, folder: Path, *command: str, each: int = 2) -> subprocess.Popen:
+        """Run a command here, as on a login node, that has ``each`` slots on both nodes."""
+        return subprocess.Popen(["salloc", "--quiet", "--nodes=2", f"--ntasks-per-node={each}", *map(str, command)],
                                 cwd=folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -81,12 +81,12 @@ def cluster(tmp_path_factory):
         two.tool("stop")
 
 
-def until(ready, seconds: float):
-    """What ``ready`` gives once that is something."""
+def until(ready, seconds: float, every: float = 0.05):
+    """What ``ready`` gives once that is something; to ask may take a process, so not too often."""
     deadline = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
+        time.sleep(every)
     return found
 
 
@@ -131,7 +131,7 @@ def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
     assert unlearnt(run) == ""
     assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in range(4)}) == 1
     assert {path.name for path in run.glob("*-n2*")} == set()  # no marks are left
-    until(lambda: not processes(tmp_path), 5)
+    until(lambda: not processes(tmp_path), 20)
 
 
 def test_doctor_measures_messages_between_the_nodes_of_a_job(cluster, tmp_path):
@@ -150,28 +150,28 @@ def test_doctor_measures_messages_between_the_nodes_of_a_job(cluster, tmp_path):
 def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_path):
     stop = "os.kill(os.getpid(), signal.SIGSTOP)"
     (tmp_path / "script.py").write_text(LONG.format(steps=40, at_five=stop))
-    cluster.batch(tmp_path, "--stall", "2", "script.py")  # by default it is dropped if it shows no sign of life
+    cluster.batch(tmp_path, "--stall", "2", "script.py", each=1)  # by default: dropped if it shows no sign of life
     code, out, err = ended(tmp_path)
     assert (code, out) == (0, "done\n"), err
-    assert "  rank 3 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
-    assert "oars: dropped rank 3: the others go on without\n" in err and "1 death survived" in err
-    assert [(event["rank"], event["host"]) for event in events(tmp_path, "drop")] == [(3, "n2")]
-    until(lambda: not processes(tmp_path), 5)
+    assert "  rank 1 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
+    assert "oars: dropped rank 1: the others go on without\n" in err and "1 death survived" in err
+    assert [(event["rank"], event["host"]) for event in events(tmp_path, "drop")] == [(1, "n2")]
+    until(lambda: not processes(tmp_path), 20)
 
 
 def test_ctrl_c_on_a_login_node_ends_the_ranks_of_both_nodes(cluster, tmp_path):
     (tmp_path / "script.py").write_text(LONG.format(steps=600, at_five="pass"))
     started = cluster.alloc(tmp_path, "sh", "-c", 'echo $$ >pid; exec "$@"', "-", *OARS, "run", "--quiet", "--name",
-                            "it", "script.py")
+                            "it", "script.py", each=1)
     until(lambda: steps(tmp_path) > 2, 150)
     began = time.monotonic()
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
-    out, err = started.communicate(timeout=20)
-    assert time.monotonic() - began < 6
+    out, err = started.communicate(timeout=60)
+    assert time.monotonic() - began < 15  # it takes about 3, and more on a busy machine
     assert started.returncode == 130 and "KeyboardInterrupt" in err, err
-    logs = [(tmp_path / f"oars-runs/it/rank-{rank}.err").read_text() for rank in range(4)]
+    logs = [(tmp_path / f"oars-runs/it/rank-{rank}.err").read_text() for rank in range(2)]
     assert all("KeyboardInterrupt" in log for log in logs)
-    until(lambda: not processes(tmp_path), 5)
+    until(lambda: not processes(tmp_path), 20)
 
 
 def test_hosts_outside_of_the_job_and_runs_within_a_step_are_refused(cluster, tmp_path):
@@ -199,14 +199,14 @@ def test_lists_of_nodes_are_read_as_slurm_itself_reads_them(cluster):
 
 def test_without_fault_tolerance_a_dead_node_stops_the_run_and_a_snapshot_is_kept(cluster, tmp_path):
     (tmp_path / "script.py").write_text(LONG.format(steps=600, at_five="pass"))
-    cluster.batch(tmp_path, "--snapshot", "5steps", "script.py", OARS_SURVIVE="0")
+    cluster.batch(tmp_path, "--snapshot", "5steps", "script.py", each=1, OARS_SURVIVE="0")
     until(lambda: steps(tmp_path) > 8, 150)
     cluster.tool("kill", "n2")
-    code, _, err = ended(tmp_path, 10)
+    code, _, err = ended(tmp_path, 30)
     lines = err.splitlines()
     assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
     assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
-    until(lambda: not processes(tmp_path), 5)
+    until(lambda: not processes(tmp_path), 20)
     cluster.tool("start")  # the node comes back
 
 
@@ -223,7 +223,7 @@ def check_survived(folder: Path, out: str, err: str, gone: list[tuple[int, str]]
     assert 15 < lost[0]["step"] <= 78 and "2 deaths survived" in err
     assert unlearnt(run) == ""
     assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in living}) == 1
-    until(lambda: not processes(folder), 5)
+    until(lambda: not processes(folder), 20)
 
 
 def test_a_dead_node_is_survived(cluster, tmp_path):

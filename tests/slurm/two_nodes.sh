@@ -6,8 +6,8 @@
 #   two_nodes.sh stop DIR        ends what start started, by process id, with all jobs
 #   SLURM_CONF=DIR/slurm.conf sbatch|salloc|squeue|scancel ...
 #
-# Each node has a hostname, process ids, a /dev/shm and a share of the cores of its own. The network and the file systems
-# are this machine's. Needs root, and the Debian packages slurm-wlm and munge.
+# Each node has a hostname, process ids, a /dev/shm, a disk (DIR/local) and a share of the cores of its own. The network
+# and the other file systems are this machine's. Needs root, and the Debian packages slurm-wlm and munge.
 set -euo pipefail
 verb=${1:-} dir=${2:-} node=${3:-}
 [[ $verb =~ ^(start|stop|kill)$ && -n $dir && ( $verb != kill || -n $node ) ]] || { sed -n '2,10s/^# \?//p' "$0"; exit 2; }
@@ -30,6 +30,7 @@ StateSaveLocation=$dir/state
 SlurmctldPidFile=$dir/slurmctld.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdSpoolDir=$dir/spool.%n
+TmpFS=$dir/local
 SlurmdPidFile=$dir/spool.%n/slurmd.pid
 SlurmdLogFile=$dir/slurmd.%n.log
 SlurmdParameters=config_overrides
@@ -42,9 +43,14 @@ SelectTypeParameters=CR_Core
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
-SlurmdTimeout=30
+SlurmdTimeout=60
 KillWait=2
 InactiveLimit=0
+# Jobs are looked at every second, not every minute; and nothing is given up on because this machine is busy.
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+BatchStartTimeout=120
+MessageTimeout=60
+TCPTimeout=30
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 State=UNKNOWN
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
 PartitionName=two Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=2
@@ -59,14 +65,15 @@ start_node() {  # name, cores
   # bash is the node's first process: it collects orphans, and when it goes the kernel ends all others. Process ids begin
   # anywhere: MPI's daemons name folders in /tmp by them, and a node that died has left its own.
   setsid unshare --mount --uts --pid --fork --kill-child --mount-proc --propagation private taskset -c "$2" bash -c '
-    mount -t tmpfs -o mode=1777 tmpfs /dev/shm && hostname "$1" && echo $RANDOM >/proc/sys/kernel/ns_last_pid
-    slurmd -D -f "$SLURM_CONF" -N "$1" & wait' - "$1" \
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs "$2" && hostname "$1" &&
+    echo $RANDOM >/proc/sys/kernel/ns_last_pid
+    slurmd -D -f "$SLURM_CONF" -N "$1" & wait' - "$1" "$dir/local" \
     </dev/null >>"$dir/$1.log" 2>&1 &
   echo $! >"$dir/$1.pid"
 }
 
 start() {
-  mkdir -p "$dir"/{state,spool.n1,spool.n2} && chmod 755 "$dir" && dir=$(cd "$dir" && pwd)
+  mkdir -p "$dir"/{state,spool.n1,spool.n2,local} && chmod 755 "$dir" && dir=$(cd "$dir" && pwd)
   for program in munged slurmctld slurmd; do
     command -v $program >/dev/null || { echo "no $program here: apt-get install slurm-wlm munge" >&2; exit 1; }
   done
@@ -81,6 +88,11 @@ start() {
   half=$((last / 2))
   alive "$dir/n1.pid" || start_node n1 "0-$half"
   alive "$dir/n2.pid" || start_node n2 "$((last > 0 ? half + 1 : 0))-$last"
+  for node in n1 n2; do  # of one whose power was cut Slurm would wait for the end of its jobs
+    [[ ! -e $dir/$node.cut ]] || { rm "$dir/$node.cut"; scontrol update NodeName=$node State=DOWN Reason=power; }
+    [[ $(sinfo -h -n $node -o %T 2>/dev/null) != down* ]] ||
+      scontrol update NodeName=$node State=RESUME 2>/dev/null || true  # it may have come back by itself
+  done
   for _ in {1..150}; do
     [[ $(sinfo -h -N -p two -o %T 2>/dev/null | grep -c -E '^(idle|mixed|allocated)$') == 2 ]] &&
       { echo "export SLURM_CONF=$SLURM_CONF"; return; }
@@ -91,7 +103,7 @@ start() {
 }
 
 cut_power() {
-  alive "$dir/$node.pid" && kill -9 "$(<"$dir/$node.pid")" && rm "$dir/$node.pid"
+  alive "$dir/$node.pid" && kill -9 "$(<"$dir/$node.pid")" && rm "$dir/$node.pid" && touch "$dir/$node.cut"
 }
 
 stop() {

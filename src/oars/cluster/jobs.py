@@ -24,7 +24,7 @@ from oars.folders import RUNS, UsageError, find_folder
 
 PARTS = "parts.jsonl"
 CANCELLED = "cancelled"  # in a run folder: by the user, so it shall not come back
-ASK_EVERY = 15.0  # seconds between questions to the scheduler; sites ask for patience
+ASK_EVERY = 1.0, 15.0  # seconds between questions to the scheduler, at first and later; sites ask for patience
 LOOK_EVERY = 0.2  # seconds between looks into the folder
 KILLED = 128  # exit codes from here on are signals': the scheduler may know more
 
@@ -157,13 +157,13 @@ def cancel(run: str) -> int:
 
 def _states(folder: Path, submitted: bool) -> Iterator[State]:
     """The state of a job, again and again, until it is over; the scheduler is asked now and then."""
-    asked = 0.0
+    asked, (pause, longest) = 0.0, ASK_EVERY
     state = State("unknown")
     while True:
         known = status(folder, ask=False) if submitted else State("unknown") if going(folder) else State("done")
         now = time.monotonic()
-        if submitted and not known.over and now - asked > ASK_EVERY:
-            asked, known = now, status(folder)
+        if submitted and not known.over and now - asked > pause:
+            asked, known, pause = now, status(folder), min(2 * pause, longest)
         state = known if known.over else state
         yield state
         if state.over:
@@ -172,7 +172,9 @@ def _states(folder: Path, submitted: bool) -> Iterator[State]:
 
 
 def going(folder: Path) -> bool:
-    """Whether an ``oars run`` holds this folder."""
+    """Whether an ``oars run`` holds this folder, or a host that was cut off from it goes on alone."""
+    if any(folder.glob("side-*")):
+        return True
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -3,11 +3,13 @@
 The first rank of such a host starts it. It answers through the run folder, as all do:
 
 - ``orders-<host>`` has a line for each thing the supervisor wants: ``kill`` a process with a signal (Ctrl-C, a drop), a
-  ``glance`` (is it stopped? what has it used up?), or a ``look`` (its stacks as well, which takes seconds);
+  ``glance`` (is it stopped? what has it used up?), a ``look`` (its stacks as well, which takes seconds), or a ``cut``
+  (the ranks here are to close their connections to a host that cannot be reached);
 - ``answer-<host>-<number>.json`` is what was seen;
 - ``dead-<r>`` says that a rank's process has ended.
 
-When all its ranks have ended it goes, and if one ended without a word, so does what they left running.
+When all its ranks have ended it goes, and if one ended without a word, so does what they left running. If this host
+went on alone, cut off from the supervisor's (``oars.cluster.lookout``), it also does what that does at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from oars.run import stacks
-from oars.run.sweep import sweep
+from oars.cluster.hub import HUB, say
+from oars.cluster.sweep import sweep
+from oars.run import stacks, stage
 
 LOOKS_EVERY = 0.25  # seconds
 DEAD = ("Z", "X", "")  # the kernel's letters; or no such process
@@ -55,6 +58,19 @@ class Deputy:
         quiet = [rank for rank in self.ranks if not (self.folder / f"exit-{rank}.json").exists()]
         if quiet:
             sweep(self.folder, spare="prted")
+        if any(path.read_text() == self.host for path in self.folder.glob("side-*")):
+            self._close()
+        stage.clear(json.loads((self.folder / "run.json").read_text()))
+
+    def _close(self) -> None:
+        """Nobody else does: the command is on the other side of a cut link."""
+        from oars.run.run import seal
+        from oars.run.supervise import clear_marks
+
+        codes = [json.loads(path.read_text())["code"] for path in self.folder.glob("exit-*.json")]
+        seal(self.folder, max(codes, default=1) if (self.folder / "summary.json").exists() else 1)
+        clear_marks(self.folder)
+        say(os.environ[HUB], over=True)
 
     def _count(self) -> None:
         """Who has come, and who has gone."""
@@ -82,6 +98,9 @@ class Deputy:
         return [json.loads(line) for line in whole.splitlines()]
 
     def _obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == "cut":
+            say(os.environ[HUB], cut=order["addresses"])
+            return
         if order["do"] == "kill":
             if order["pid"] in self.pids.values():
                 send(order["pid"], order["signal"])

@@ -41,7 +41,7 @@ print(json.dumps({"host": socket.gethostname(), "clock": time.time(), "seconds":
 """
 
 
-def doctor_job(where: Path, gpus: int | None = None) -> dict[str, Any]:
+def doctor_job(where: Path, gpus: int | None = None, launcher: str = "mpirun") -> dict[str, Any]:
     """What the nodes of this job have in common; UsageError with what is wrong. ``where``: what all must see."""
     place = find(Where())
     if place is None:
@@ -53,7 +53,7 @@ def doctor_job(where: Path, gpus: int | None = None) -> dict[str, Any]:
         script.write_text(LOOK)
         folder.mkdir()
         plan = make_plan(str(script), [str(MEGABYTES)], False, len(names), place, 1, share_gpus=True, snapshot=None,
-                         batch="split", stall=60.0, on_stall=None)
+                         batch="split", stall=60.0, on_stall=None, launcher=launcher)
         if len(names) > 1:
             add_mpi(plan)
         write_plan(folder, plan)

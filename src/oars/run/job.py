@@ -8,6 +8,7 @@ there were too many. ``parts.jsonl`` tells when each part began and ended, and w
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -73,7 +74,7 @@ class Part:
     def look_at_nodes(self) -> None:
         """Before the first step: what is found goes into run.json."""
         if self.told["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
-            found = doctor_job(self.folder, self.told["gpus"])
+            found = doctor_job(self.folder, self.told["gpus"], launcher_of(self.command))
             complain(line(found))
             (self.folder / DOCTOR).write_text(json.dumps(found) + "\n")
 
@@ -159,6 +160,12 @@ class Part:
     def note(self, event: str, **more: Any) -> None:
         with open(self.folder / PARTS, "a") as file:
             file.write(json.dumps({"event": event, "part": self.number, "time": time.time(), **more}) + "\n")
+
+
+def launcher_of(command: list[str]) -> str:
+    """What starts the ranks of an ``oars run``; what follows the script is the script's."""
+    ours = list(itertools.takewhile(lambda word: word != "-m" and not word.endswith(".py"), command))
+    return ours[ours.index("--launcher") + 1] if "--launcher" in ours else "mpirun"
 
 
 def newest(folder: Path) -> str | None:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oars.cluster import keeper
+from oars.cluster import launchers, lookout
+from oars.cluster.hub import HUB
 from oars.cluster.place import our_job
 from oars.run.plan import UsageError
 
@@ -28,7 +29,7 @@ RANK_VARIABLES = re.compile(
 )
 # What is a host's or a process's own. All else goes to the ranks on other hosts: the script shall see the same there.
 _STAYS = re.compile(r"(SLURMD|SSH|XDG|DBUS)_.*|SLURM_(CPU_BIND|GTIDS|.*_ON_NODE|TOPOLOGY_ADDR).*|FLUX_URI|HOST|HOSTNAME"
-                    r"|PWD|OLDPWD|_|SHLVL|DISPLAY")
+                    rf"|PWD|OLDPWD|_|SHLVL|DISPLAY|{HUB}")
 _GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -95,6 +96,15 @@ def told_not_to_survive() -> bool:
     return os.environ.get("OARS_SURVIVE") == "0"
 
 
+def start_command(plan: dict[str, Any], env: dict[str, str], place: str) -> list[str]:
+    """What starts a plan's ranks, up to the program; ``env`` is what they shall have, ``place`` where files may go."""
+    launcher = plan.get("launcher", "mpirun")
+    if launcher == "mpirun":
+        return mpirun_command(plan, env, place)
+    env.update(launchers.settings(most_on_a_host(plan) > plan["cores"]))
+    return launchers.srun(plan, place) if launcher == "srun" else launchers.aprun(plan)
+
+
 def mpirun_command(plan: dict[str, Any], env: dict[str, str], place: str) -> list[str]:
     """mpirun with the flags for a plan's ranks, up to the program; ``env`` is what they shall have, ``place`` where
     its own files go."""
@@ -133,7 +143,7 @@ def check_hosts(plan: dict[str, Any]) -> None:
                          f"{sys.executable}, {_KEEPER}")
 
 
-_KEEPER = str(Path(keeper.__file__).resolve())
+_KEEPER = str(Path(lookout.__file__).resolve().with_name("keeper.py"))
 
 
 def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
@@ -141,7 +151,8 @@ def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
     if "hosts" not in plan:  # in a job mpirun would by itself use other hosts than the plan
         return ["--oversubscribe", *(["--host", f"localhost:{plan['ranks']}"] if our_job() else [])]
     where = ",".join(f"{name}:{slots}" for name, slots in plan["hosts"])
-    agent = [sys.executable, "-I", _KEEPER, "hold" if plan["survives"] else "pass", *plan["reach"], "--"]
+    agent = [sys.executable, "-I", _KEEPER, "hold" if plan["survives"] else "pass", str(lookout.lease(plan)),
+             *plan["reach"], "--"]
     flags = ["--host", where, "--map-by", "slot:OVERSUBSCRIBE", "--prtemca", "plm", "ssh",
              "--prtemca", "plm_ssh_agent", " ".join(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1",
              "--prtemca", "rml_base_radix", str(max(64, len(plan["hosts"])))]  # no daemon's life hangs on another's
@@ -153,10 +164,10 @@ def _hosts(plan: dict[str, Any], env: dict[str, str]) -> list[str]:
     return flags
 
 
-def rank_command() -> list[str]:
+def rank_command(python: str = sys.executable) -> list[str]:
     """What runs one rank, with the interpreter flags this process was given (``python -O -m oars run ...``)."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-m", "oars.run.rank"]
+    return [python, *flags, "-m", "oars.run.rank"]
 
 
 def rank_environment(folder: Path, plan: dict[str, Any]) -> dict[str, str]:

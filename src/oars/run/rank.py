@@ -24,6 +24,9 @@ from typing import Any
 
 from oars.adapt import files
 from oars.adapt.tape import GROWING, Diverged, tape
+from oars.cluster import launchers
+from oars.cluster.hub import HUB
+from oars.engine import links
 from oars.run.launch import RANK_VARIABLES, rank_command
 from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
@@ -43,7 +46,7 @@ def main() -> None:
     first = int(sys.argv[1]) if sys.argv[1:] else 0
     if first:
         plan = {**plan, "joining": joining_plan(folder, first)}
-    rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")) if many else 0
+    rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
     _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
@@ -62,7 +65,8 @@ def main() -> None:
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
-    code = run_script(plan["script"], plan["args"], plan["module"], ends.failed)
+    copy = os.path.join(plan["stage"]["place"], "code") if "stage" in plan else ""
+    code = run_script(plan["script"], plan["args"], plan["module"], ends.failed, copy)
     if tape.playing:
         ends.diverged("it ended before")
     ends.script_ended(code)
@@ -72,10 +76,14 @@ def main() -> None:
 
 def settle(folder: Path, plan: dict[str, Any], rank: int, first: int, cores: list[int]) -> bool:
     """Take this rank's share of its host: cores, threads, GPU. Whether there are more ranks than cores."""
-    local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan["ranks"]
+    if plan["launcher"] == "mpirun":
+        local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan["ranks"]
+    else:
+        local_rank, on_host = launchers.local(plan, rank)
     gpus = plan["gpus"]
     if "hosts" in plan:
-        on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_SIZE"))
+        if plan["launcher"] == "mpirun":
+            on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_SIZE"))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // on_host)))
         if socket.gethostname() != plan["host"]:
             gpus = visible_gpus()
@@ -168,6 +176,9 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     """Start MPI and know all ranks; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0 and socket.gethostname() == plan["host"]:  # no other host can be given it: there it is empty
         take_stdin(stdin)
+    hub = os.environ.pop(HUB, "")
+    if hub and plan["survives"]:
+        links.watch(hub)
     import mpi4py
 
     mpi4py.rc.finalize = not plan["survives"]  # after a death MPI's own end may hang; see Ends.last
@@ -190,7 +201,8 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     world.apart, world.command = first > 0, rank_command()
     if world.size != plan["ranks"] and world.era == 0 and not first:
         library = MPI.Get_library_version().partition(",")[0].strip()
-        _write(folder, f"error-{rank}.json", {"usage": f"mpirun ({plan['mpi']}) and mpi4py ({library}) are of "
+        starter = f"mpirun ({plan['mpi']})" if plan["launcher"] == "mpirun" else plan["launcher"]
+        _write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
     board.leave(0)

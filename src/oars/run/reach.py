@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oars.cluster.hub import Hub
 from oars.engine.board import Slot
 from oars.run import stacks
 from oars.run.deputy import send
@@ -36,6 +37,7 @@ class Reach:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.host = folder, socket.gethostname()
+        self.hub: Hub | None = None  # of this host's ranks, where there are other hosts
         self.silent: set[str] = set()  # hosts whose deputy does not answer
         self._numbers = itertools.count(1)
         self._asked: dict[str, tuple[int, float]] = {}  # host: the question it has not answered, and when it came
@@ -47,6 +49,14 @@ class Reach:
             send(pid, number)
         else:
             self._order(host, do="kill", pid=pid, signal=int(number))
+
+    def cut(self, addresses: list[str], hosts: Iterable[str]) -> None:
+        """Let the ranks on these hosts close their connections to the addresses, from where nothing comes any more."""
+        for host in hosts:
+            if host == self.host and self.hub is not None:
+                self.hub.tell({"cut": addresses})
+            else:
+                self._order(host, do="cut", addresses=addresses)
 
     def glance(self, slots: Iterable[Slot]) -> dict[int, Glance] | None:
         """What these ranks are at; of a silent host's nothing is known. None: ask again, a deputy has yet to answer."""
@@ -125,7 +135,7 @@ class Reach:
 
 def missing_hosts(hosts: list[list[Any]], seen: set[str], seconds: float) -> str:
     """Which of a plan's hosts has died, or not come up in all these seconds; ``seen``: the names in the run folder."""
-    gone = sorted(name.removeprefix("gone-") for name in seen if name.startswith("gone-"))
+    gone = sorted(name.partition("-")[2] for name in seen if name.startswith(("gone-", "dark-")))
     if gone:
         return f"{', '.join(gone)} was lost while the ranks were starting"
     first, missing = 0, []

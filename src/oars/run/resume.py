@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from oars.adapt.snapshot_file import newest, read
 from oars.adapt.tape import FOLDER, read_tape
 from oars.cluster.place import Where
 from oars.cluster.place import find as find_place
+from oars.cluster.sweep import sweep
 from oars.folders import find_folder
 from oars.run.asking import take_lock
 from oars.run.plan import UsageError, make_plan, snapshot_plan
 from oars.run.run import add_mpi, finish, start
 from oars.run.screen import complain
-from oars.run.supervise import MARKS, Supervisor
-from oars.run.sweep import sweep
+from oars.run.supervise import Supervisor, clear_marks
 
 
 def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:
@@ -34,6 +34,7 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{folder} has no readable run.json: it is no run folder") from None
     lock = take_lock(folder)  # refuses a run that is going
+    check_sides(folder)
     if not (folder / FOLDER).is_dir():
         raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
     path, refused = newest(folder, lambda header: check(folder, header))
@@ -56,6 +57,14 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
     return go_on(folder, {**plan, "started": old["started"]}, quiet, lock)
 
 
+def check_sides(folder: Path) -> None:
+    """Refuse a run that another host goes on with, since a link was cut (``oars.cluster.lookout``)."""
+    for path in folder.glob("side-*"):
+        if (host := path.read_text()) != socket.gethostname():
+            raise UsageError(f"{folder.name} goes on on {host}, which was cut off from the command's host: wait for "
+                             f"it, or end it there and remove {path}")
+
+
 def check(folder: Path, header: dict[str, Any]) -> None:
     """Whether the part of the tape that belongs to a snapshot is good; Damaged if not."""
     read_tape(folder, header["tape"])
@@ -67,17 +76,18 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
     if period is None and again is not None:
         again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
     kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
-    kept["bind"] = old.get("bind")
+    kept["bind"], kept["launcher"] = old.get("bind"), old.get("launcher", "mpirun")
+    kept["stage_env"] = old.get("stage_env")
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 
 def go_on(folder: Path, plan: dict[str, Any], quiet: bool, lock: int) -> int:
     """Clear away what a run that was killed has left, and run."""
-    sweep(folder)
+    sweep(folder.resolve())
+    clear_marks(folder)
     for name in os.listdir(folder):
-        if MARKS.match(name) or name.startswith("error-") or name == "summary.json":
+        if name.startswith("error-") or name == "summary.json":
             os.unlink(folder / name)
-    shutil.rmtree(folder / "files", ignore_errors=True)
     step = read(folder / FOLDER / plan["resume"])[0]["step"]
     supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
     supervisor.screen.say(f"going on from the snapshot of step {step}")

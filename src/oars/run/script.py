@@ -18,10 +18,14 @@ from typing import Any
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # oars/
 
 
-def run_script(script: str, args: list[str], module: bool, failed: Callable[[BaseException], None]) -> int:
-    """Run to the end and return the exit code; an exception that ends it is given to ``failed`` to be printed."""
+def run_script(script: str, args: list[str], module: bool, failed: Callable[[BaseException], None],
+               copy: str = "") -> int:
+    """Run to the end and return the exit code; an exception that ends it is given to ``failed`` to be printed.
+
+    ``copy`` is of the script's folder, and modules are looked for there first.
+    """
     try:
-        code, main = _load_module(script, args) if module else _load_file(script, args)
+        code, main = (_load_module if module else _load_file)(script, args, copy)
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit as end:
@@ -42,18 +46,18 @@ def exit_code(code: Any) -> int:
     return 1
 
 
-def _load_file(script: str, args: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+def _load_file(script: str, args: list[str], copy: str) -> tuple[types.CodeType, types.ModuleType]:
     sys.argv = [script, *args]
     path = os.path.abspath(script)  # what Python gives as __file__ and in tracebacks
-    _first_on_path(os.path.dirname(os.path.realpath(script)))
+    _first_on_path(os.path.dirname(os.path.realpath(script)), copy)
     main = _new_main(path, importlib.machinery.SourceFileLoader("__main__", path))
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True), main
 
 
-def _load_module(name: str, args: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+def _load_module(name: str, args: list[str], copy: str) -> tuple[types.CodeType, types.ModuleType]:
     sys.argv = ["-m", *args]
-    _first_on_path(os.getcwd())
+    _first_on_path(os.getcwd(), copy)
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(name + ".__main__")
@@ -74,10 +78,10 @@ def _new_main(path: str, loader: Any) -> types.ModuleType:
     return main
 
 
-def _first_on_path(folder: str) -> None:
+def _first_on_path(folder: str, copy: str) -> None:
     """sys.path[0], which now says how this process was started, becomes the script's."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+        sys.path[:1] = [copy, folder] if copy else [folder]
 
 
 def print_error(error: BaseException) -> None:

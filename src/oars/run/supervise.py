@@ -15,20 +15,26 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from oars.adapt.tape import GROW, GROWING
-from oars.run import launch, stall
+from oars.cluster import launchers
+from oars.cluster.hub import HUB, Hub
+from oars.cluster.lookout import write_addresses
+from oars.cluster.sweep import sweep
+from oars.folders import CutOff
+from oars.run import launch, stage, stall
 from oars.run.asking import DONE, REQUEST, RESUMED, Asking, take_lock
 from oars.run.plan import UsageError, error_file
 from oars.run.reach import Reach, lost_host, missing_hosts, not_started
 from oars.run.screen import Screen
+from oars.run.sides import Sides
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import StdinServer
-from oars.run.sweep import sweep
 
 POLL = 0.02  # seconds between looks at the voice's output while it prints: ranks may need every core we would use
 LOOK = 0.1  # and while it is silent; also between looks at all else
@@ -41,7 +47,7 @@ TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
 MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|start|ended)-"
+                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
@@ -54,6 +60,7 @@ class Supervisor:
         self.screen = Screen(folder, show, quiet, plan["one_stream"], resumed="resume" in plan)
         self.reach = Reach(folder)
         self.stall = stall.Watch(folder, plan, self.screen, self.reach)
+        self.sides = Sides(folder, plan, self.screen, self.reach)
         self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
@@ -66,6 +73,7 @@ class Supervisor:
         self.started_at = 0.0
         self.missing = ""  # hosts, and how they were missed
         self.left: float | None = None  # when all ranks were seen to have left
+        self.cut_off = False  # this run folder may be another's by now
         self.lock = take_lock(folder) if lock is None else lock
 
     def run(self) -> int:
@@ -86,37 +94,46 @@ class Supervisor:
             self._kill_all()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
-        except BaseException:
+        except BaseException as error:
+            self.cut_off = isinstance(error, CutOff)
+            if self.cut_off:  # at once: the others wait no longer than they must
+                sweep(self.folder.resolve())
             self._kill_all()
             raise
         finally:
             if self.stdin is not None:
                 self.stdin.close()
             shutil.rmtree(self.place, ignore_errors=True)
-            self.stall.close()
-            for name in os.listdir(self.folder):
-                if MARKS.match(name):
-                    os.unlink(self.folder / name)
-            shutil.rmtree(self.folder / "files", ignore_errors=True)  # what the ranks' views of files needed
+            stage.clear(self.plan)
+            if not self.cut_off:
+                self.stall.close()
+                clear_marks(self.folder)
             for number, handler in before.items():
                 signal.signal(number, handler)
             os.close(self.lock)
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
+        program = launch.rank_command(stage.staged(self.plan, sys.executable))
+        stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)
             with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
-                self.process = _popen(launch.rank_command(), stdout=out, stderr=err, env=env)
+                self.process = _popen(program, stdout=out, stderr=err, env=env)
             return
         self.stall.start()
         if self.stdin is None:
             self.stdin = StdinServer(self.place)
         env[STDIN_VARIABLE] = self.stdin.path
-        mpirun = launch.mpirun_command(self.plan, env, self.place)
+        if "hosts" in self.plan:
+            write_addresses(self.folder)
+            if self.reach.hub is None:
+                self.reach.hub = Hub(self.place)
+            env[HUB] = self.reach.hub.path
+        command = launch.start_command(self.plan, env, self.place)
         self.started_at = time.monotonic()
         with open(self.folder / "mpirun.log", "ab") as log:
-            self.process = _popen([*mpirun, *launch.rank_command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            self.process = _popen([*command, *program], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
 
     def _watch(self) -> bool:
@@ -140,6 +157,7 @@ class Supervisor:
                 continue
             looked_at = now
             self._look()
+            self.sides.look(now, self.seen)
             while self.signals:
                 number = self.signals.pop(0)
                 if number == signal.SIGUSR1:
@@ -201,8 +219,8 @@ class Supervisor:
         """Nothing of the script has run: begin again."""
         self._kill_all()
         for name in os.listdir(self.folder):
-            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone|ended)-|rank-\d+\.(log|err)$", name) and not (
-                    "resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
+            if re.match(r"(born|pid|dead)-\d+$|(orders|answer|gone|dark|at|ended)-|rank-\d+\.(log|err)$", name) \
+                    and not ("resume" in self.plan and name.startswith("rank")):  # a resumed run's files go on
                 os.unlink(self.folder / name)
         self.screen.begin()
         self.screen.say("a rank died while the ranks were starting: they are started again")
@@ -255,7 +273,7 @@ class Supervisor:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        sweep(self.folder)
+        sweep(self.folder.resolve())
         return False
 
     def _verdict(self) -> int:
@@ -274,7 +292,7 @@ class Supervisor:
         told = {rank: code for rank, code in exits.items() if rank in living}
         orderly = len(told) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
-            sweep(self.folder)
+            sweep(self.folder.resolve())
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
             return 128 + self.stopped_by
         if errors:
@@ -308,6 +326,10 @@ class Supervisor:
         log = _read(self.folder / "mpirun.log")
         killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
         lost = lost_host(log)
+        if self.plan.get("launcher") == "srun" and (death := launchers.srun_says(log)):
+            self.screen.say(f"srun says: {death[0]}")
+            self.snapshots.say_kept()
+            return death[1] or code or 1
         if lost:
             self.screen.say(f"{lost} was lost, with all ranks on it")
             self.snapshots.say_kept()
@@ -339,6 +361,14 @@ class Supervisor:
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         self.snapshots.say_kept()
         return 128 + number
+
+
+def clear_marks(folder: Path) -> None:
+    """Take away what ranks and supervisor have told each other by, and what the ranks' views of files needed."""
+    for name in os.listdir(folder):
+        if MARKS.match(name):
+            os.unlink(folder / name)
+    shutil.rmtree(folder / "files", ignore_errors=True)
 
 
 def full(folder: Path) -> bool:

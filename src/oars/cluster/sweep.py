@@ -9,8 +9,11 @@ from pathlib import Path
 
 
 def sweep(folder: Path, spare: str = "") -> None:
-    """Kill every process on this host that was started for this run: workers and other children too."""
-    mark = f"OARS_RUN_FOLDER={folder.resolve()}".encode()
+    """Kill every process on this host that was started for this run: workers and other children too.
+
+    ``folder`` is as ranks were given it; it is not looked at, for it may have gone with the network.
+    """
+    mark = f"OARS_RUN_FOLDER={folder}".encode()
     for _ in range(50):
         found = [pid for pid in _processes() if mark in _environment(pid) and not (spare and _name(pid) == spare)]
         if not found:

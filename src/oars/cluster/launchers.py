@@ -1,0 +1,83 @@
+"""Sites where ranks can be started only by the system's own launcher: ``oars run --launcher srun`` or ``aprun``.
+
+Each gives the words before the program. Nobody outlives a dead rank there: that needs mpirun (``oars.run.launch``).
+Hosts are filled in their order, as under mpirun, so a rank knows its place among those of its host from the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from oars.cluster import slurm
+from oars.cluster.hosts import HostsError
+
+NAMES = ("mpirun", "srun", "aprun")
+
+
+def check(name: str) -> None:
+    """Whether this launcher can be used here; one line if not."""
+    if name == "mpirun":
+        return
+    if name == "srun" and not slurm.inside():
+        raise HostsError("--launcher srun: this is no Slurm job: get one with salloc, sbatch or oars submit")
+    try:
+        told = subprocess.run([name, "--mpi=list"] if name == "srun" else [name, "--version"], capture_output=True,
+                              text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise HostsError(f"--launcher {name}: {name} cannot be run here ({error})") from None
+    if name == "srun" and "pmix" not in (said := told.stdout + told.stderr):
+        raise HostsError(f"--launcher srun: this Slurm has no pmix, by which ranks of Open MPI find each other: "
+                         f"srun --mpi=list says {' '.join(said.split())}")
+
+
+def places(plan: dict[str, Any]) -> list[str]:
+    """Every rank's host."""
+    hosts = plan.get("hosts") or [[socket.gethostname().partition(".")[0], plan["ranks"]]]
+    return [name for name, slots in hosts for _ in range(slots)]
+
+
+def local(plan: dict[str, Any], rank: int) -> tuple[int, int]:
+    """A rank's number among those of its host, and how many they are."""
+    every = places(plan)
+    return every[:rank].count(every[rank]), every.count(every[rank])
+
+
+def srun(plan: dict[str, Any], place: str) -> list[str]:
+    """All ranks as one step, each on the host that the plan says; that list goes by a file in ``place``."""
+    every = places(plan)
+    listed = Path(place, "hosts")
+    listed.write_text("".join(f"{name}\n" for name in every))
+    return ["env", f"SLURM_HOSTFILE={listed}", "srun", "--quiet", "--mpi=pmix", "--overlap", "--distribution=arbitrary",
+            f"--nodes={len(set(every))}", f"--ntasks={len(every)}", "--cpu-bind=none", "--mem=0", "--export=ALL",
+            "--input=none", "--kill-on-bad-exit=1"]
+
+
+def srun_says(log: str) -> tuple[str, int] | None:
+    """The first death that srun tells of, as in ``n2: task 3: Killed``, and its exit code; 0: it does not say."""
+    found = re.search(r"^srun: error: (\S+: tasks? [\d,-]+: (.+))$", log, re.M)
+    if found is None:
+        return None
+    signals = {signal.strsignal(number): 128 + number for number in signal.valid_signals()}
+    exited = re.search(r"exit code (\d+)", found[2])
+    return found[1], int(exited[1]) if exited else signals.get(found[2].removesuffix(" (core dumped)"), 0)
+
+
+def aprun(plan: dict[str, Any]) -> list[str]:
+    """As many on each node (-N); the program is where it is (-b), on all cores of the node (-cc none)."""
+    slots = [slots for _, slots in plan.get("hosts") or [["", plan["ranks"]]]]
+    if len(set(slots[:-1])) > 1 or slots[-1] > slots[0]:
+        raise HostsError(f"--launcher aprun puts as many ranks on every node, not {', '.join(map(str, slots))}: "
+                         "give --per-node")
+    return ["aprun", "-q", "-b", "-cc", "none", "-n", str(plan["ranks"]), "-N", str(slots[0])]
+
+
+def settings(crowded: bool) -> dict[str, str]:
+    """What mpirun is told by flags, Open MPI hears from the environment here."""
+    told = {"OMPI_MCA_btl": "^ofi", **({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})}
+    return {name: os.environ.get(name, value) for name, value in told.items()}
