@@ -155,7 +155,7 @@ def test_output_is_shown_once_and_kept_for_every_rank(tmp_path):
     assert (folder / "rank-0.log").read_bytes() == (folder / "rank-1.log").read_bytes() == done.stdout
     assert (folder / "rank-1.err").read_bytes() == b"bar\rbar 2"
     assert sorted(path.name for path in folder.iterdir() if not path.is_dir()) == [
-        "mpirun.log", "rank-0.err", "rank-0.log", "rank-1.err", "rank-1.log", "run.json", "summary.json"]
+        "end.json", "mpirun.log", "rank-0.err", "rank-0.log", "rank-1.err", "rank-1.log", "run.json", "summary.json"]
 
 
 def test_ranks_share_the_cores(tmp_path):

@@ -23,7 +23,7 @@ LOOK_EVERY = 0.05  # seconds
 
 def grow(run: str, ranks: str) -> int:
     """Let ``ranks`` (``+2``, or ``6`` in all) join a run; the exit code."""
-    folder = find_folder(run)
+    folder = find_folder(run, "run.json")
     try:
         plan = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError):
