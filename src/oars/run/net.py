@@ -31,8 +31,8 @@ def main(out: Path) -> int:
     if not threads.isdecimal() or not int(threads):
         raise UsageError(f"OMP_NUM_THREADS is {threads}: set the number of threads that a rank will have")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", threads)
-    each = max(1, len(available_cores()) // int(threads))
     place = find(Where())
+    each = max(1, len(available_cores()) // int(threads), *(host.slots for host in (place.hosts if place else ())))
     hosts = [] if place is None or only_here(place.hosts) else [host.name for host in place.hosts]
     sizes = sorted({*(2**k for k in range(1, each.bit_length())), each} - {1})
     nodes = [look("node", n) for n in sizes]
