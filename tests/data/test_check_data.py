@@ -11,12 +11,13 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_pack import ENV, oars
 
 import oars.data as oars_data
 from oars.data import shards, tfrecord
-from oars.data.decode import centre, decode
+from oars.data.decode import centre, decode, resize
 from oars.data.make_images import draw, imagenet_like
 from oars.data.pack import pack
 from oars.data.shards import Reader
@@ -118,6 +119,17 @@ def test_decoders_agree(packed):
     for i in range(5):
         ours = centre(reader.image(i)[0], 48).ravel().astype(int)
         assert np.abs(ours - other[i]).mean() < 2.5 and np.abs(ours - other[i]).max() < 60
+
+
+@pytest.mark.parametrize("box", [(0, 0, 90, 70), (11, 5, 81, 66), (20, 20, 35, 40)])
+def test_resized_pixels_lie_in_memory_as_a_batch_wants_them(box):
+    """Colours last, as they are decoded: if not, putting them into a batch takes as long as resizing."""
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
+    left, top, right, bottom = box
+    planes = torch.from_numpy(pixels[top:bottom, left:right].transpose(2, 0, 1).copy())[None]
+    same = torch.nn.functional.interpolate(planes, (30, 20), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+    small = resize(pixels, box, (30, 20))
+    assert small.flags.c_contiguous and np.array_equal(small, same.numpy())
 
 
 def test_what_opens_anything_opens_shards(packed):

@@ -71,13 +71,14 @@ def resize(pixels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, 
 
         return np.asarray(Image.fromarray(part).resize(size[::-1], Image.Resampling.BILINEAR))
     part = part if part.flags.writeable else part.copy()  # Pillow's pixels are not, and PyTorch warns of it
-    planes = torch.from_numpy(part).permute(2, 0, 1)[None]
+    # The batch's dimension comes first, then the permutation: only so does PyTorch see colours last, and keep them so.
+    planes = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
     small = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True, align_corners=False)
     return small[0].permute(1, 2, 0).numpy()
 
 
 def mirror(pixels: np.ndarray) -> np.ndarray:
-    """Left and right change places. NumPy copies three bytes at a time, PyTorch a vector: a tenth of the time."""
+    """Left and right change places. NumPy copies three bytes at a time, PyTorch a vector."""
     if pixels.dtype == np.uint8:
         try:
             import torch
