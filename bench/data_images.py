@@ -176,7 +176,7 @@ def packing(args, folder):
     oars("make", "imagenet-like", folder / "archive", "--size", args.images, "--side", 430)
     size = sum(path.stat().st_size for path in (folder / "archive").iterdir())
     cores = len(os.sched_getaffinity(0))
-    shard = max(1, size // (8 * cores) >> 20)  # a shard is one worker's task: with few of them workers would idle
+    shard = max(1, size // (16 * cores) >> 20)  # a shard is one worker's task: with few of them workers would idle
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores] + [cores]
     took = {workers: [] for workers in counts}
     memory = dict.fromkeys(counts, 0)

@@ -71,7 +71,7 @@ def make(folder, count, shorter):
             pool.starmap(photograph, [(n, f"{loose}/{n % CLASSES}/{n}.jpg", shorter) for n in range(count)])
         print(f"made {count:,} images in {time.perf_counter() - began:.0f} s")
         subprocess.run([sys.executable, "-m", "oars", "data", "pack", loose, folder / "train", "--shard-mb", "16"],
-                       env={**os.environ, "PYTHONPATH": sys.path[0]}, check=True)
+                       env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, check=True)
 
 
 def opened(folder, size):
