@@ -93,7 +93,7 @@ def self_test(mpirun: Path, version: str) -> tuple[str, bool]:
         script.write_text(SELF_TEST)
         folder.mkdir()
         plan: dict[str, Any] = make_plan(str(script), [], False, 2, share_gpus=True)
-        plan.update(mpirun=str(mpirun), mpi=version, survives=launch.survives(version))
+        plan.update(launcher="mpirun", mpirun=str(mpirun), mpi=version, survives=launch.survives(version))
         write_plan(folder, plan)
         try:
             code = Supervisor(folder, plan, show=False).run()
