@@ -59,8 +59,9 @@ def test_a_script_error_would_be_seen(place):
 
 
 def test_board_shows_the_scalars_of_a_run_and_ends_with_ctrl_c(place):
+    # Ctrl-C shall reach it also where the tests run in a shell's background, whose children ignore it.
     board = subprocess.Popen([sys.executable, "-m", "oars", "board", "good"], cwd=place, env=ENV, text=True,
-                             stdout=subprocess.PIPE)
+                             stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         address = re.search(r"http://localhost:\d+/", board.stdout.readline())[0]
         assert "ssh -L" in board.stdout.readline()
