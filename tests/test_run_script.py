@@ -215,6 +215,44 @@ def test_with_batch_keep_a_rank_for_which_no_batch_is_left_takes_part(tmp_path):
     assert kept.stdout == python(tmp_path, "script.py", "20").stdout != "", kept.stderr
 
 
+def test_local_batchnorm_takes_each_ranks_own_rows(tmp_path):
+    """Against the same done by hand in one process: slices normalised apart, their running statistics averaged."""
+    write(tmp_path, """
+        import sys, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(26, 3), torch.randn(26, 1))
+        before, norm, after = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+        model = torch.nn.Sequential(before, norm, after)
+
+        def by_hand(x):
+            running, parts = [], []
+            for part in x.tensor_split(2):
+                kept = [norm.running_mean.clone(), norm.running_var.clone()]
+                parts.append(torch.nn.functional.batch_norm(before(part), *kept, norm.weight, norm.bias, True, 0.1))
+                running.append(torch.stack(kept))
+            mean, var = torch.stack(running).mean(0)
+            norm.running_mean, norm.running_var = mean, var
+            return after(torch.cat(parts))
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for x, y in DataLoader(data, batch_size=8, shuffle=True):  # the last has 2: one row a rank would not do
+                if len(x) < 4:
+                    continue
+                loss = torch.nn.functional.mse_loss((model if len(sys.argv) < 2 else by_hand)(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.5f}")
+        for value in (norm.running_mean, norm.running_var, norm.weight, after.weight):
+            print([f"{v:.4f}" for v in value.flatten().tolist()])
+        """)
+    local = python(tmp_path, "-m", "oars", "run", "-n", "2", "--local-batchnorm", "script.py")
+    assert local.stdout == python(tmp_path, "script.py", "by hand").stdout != "", local.stderr
+    assert local.stdout != python(tmp_path, "script.py").stdout, "a global batch's statistics are others"
+
+
 def test_output_and_errors_keep_their_order_where_they_meet(tmp_path):
     write(tmp_path, """
         import sys

@@ -176,6 +176,21 @@ def test_a_new_voice_writes_what_the_dead_one_may_not_have_written(tmp_path):
     assert len(read_tape(tmp_path, mark)) == len(b"OARSTAPE1\n") + 18
 
 
+@pytest.mark.parametrize(("stream", "draw"), [
+    ("python", random.random), ("python", lambda: random.gauss(0, 1)), ("numpy", np.random.rand),
+    ("torch", lambda: torch.rand(1)), ("torch", lambda: torch.randn(1))])
+def test_a_glance_at_a_stream_sees_every_draw(stream, draw):
+    """Looking into the generators' own memory; normal numbers come in pairs, of which the second is kept."""
+    cells = streams.Streams().all()[stream].cells
+    assert len(cells) > 1 or stream == "numpy"
+    assert not isinstance(cells[0], streams.Stream), "its memory was not found: every glance takes all of it"
+    seen = set()
+    for _ in range(5):
+        seen.add(tuple(cell.value for cell in cells))
+        draw()
+    assert len(seen) == 5
+
+
 @pytest.mark.parametrize("name", ["python", "numpy", "torch"])
 def test_streams_stand_where_they_stood_after_what_was_passed_over(tmp_path, monkeypatch, name):
     def draw() -> float:

@@ -11,10 +11,13 @@ import functools
 import os
 import threading
 import time
+from time import perf_counter  # as it is now, for who cannot import it before ``install``
 from typing import Any
 
 from oars.adapt import random
 from oars.adapt.tape import tape
+
+__all__ = ["install", "pass_over_sleep", "perf_counter"]
 
 _NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 

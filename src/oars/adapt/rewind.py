@@ -6,8 +6,9 @@ that looks for its own checkpoint finds what it found the first time. At the sna
 away: the files are those on disk. A file that the script has open for writing goes on at the length it had then; one
 that it only ever appends to is cut back to that length. What is cut off is kept in ``snapshots/cut`` of the run folder.
 
-For this a snapshot says what files the run has made, which it appended to, and which are open, how long. Python tells
-of every file it opens (an audit hook); PyTorch's own writer is asked.
+For this a snapshot says what files the run has made, which it appended to, and which are open, how long. So Python's
+functions that make files tell of it first (an audit hook would be called for every ``id()``, hundreds of times a step),
+and PyTorch's own writer is asked.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _appended: set[str] = set()
 _ours: tuple[str, ...] = ()
 _watching = False
 _hushed: list[tuple[int, int]] = []
+_MAKING = frozenset("wxa")
 
 
 # ---- what the run does to files -------------------------------------------------------------------------------------
@@ -41,9 +43,41 @@ def watch(folder: Path) -> None:
     """From here on, note which files are made and which are appended to. For the voice."""
     global _ours, _watching
     _ours = (str(folder.resolve()) + "/", "/dev/", "/proc/", "/sys/")
+    if _watching:
+        return
     _watching = True
-    sys.addaudithook(_hook)
     os.register_at_fork(after_in_child=_stop)
+    swaps: dict[Any, Any] = {make: _first(make, place) for make, place in (
+        (os.mkdir, 0), (os.rename, 1), (os.replace, 1), (os.link, 1), (os.symlink, 1))}
+    os_open, open_file = os.open, io.open
+
+    @functools.wraps(os_open)
+    def opened(path: Any, flags: int, *args: Any, **kw: Any) -> int:
+        if flags & (os.O_CREAT | os.O_APPEND) and kw.get("dir_fd") is None:
+            _opened(path, flags)
+        return os_open(path, flags, *args, **kw)
+
+    @functools.wraps(open_file)
+    def file_opened(file: Any, mode: str = "r", *args: Any, **kw: Any) -> Any:
+        if mode != "r" and mode != "rb" and isinstance(mode, str) and not isinstance(file, int):
+            if not _MAKING.isdisjoint(mode):
+                _opened(file, os.O_CREAT | (os.O_APPEND if "a" in mode else 0))
+        return open_file(file, mode, *args, **kw)
+
+    patches.replace({**swaps, os_open: opened, open_file: file_opened})
+
+
+def _first(make: Any, place: int) -> Any:
+    """``make``, which makes what its argument number ``place`` names, and tells of it first."""
+    @functools.wraps(make)
+    def call(*args: Any, **kw: Any) -> Any:
+        if kw.get("dir_fd") is None and kw.get("dst_dir_fd") is None:
+            given = [*args, *(kw[key] for key in ("path", "src", "dst") if key in kw)]
+            if len(given) > place:
+                _opened(given[place], os.O_CREAT)
+        return make(*args, **kw)
+
+    return call
 
 
 def _stop() -> None:
@@ -51,18 +85,9 @@ def _stop() -> None:
     _watching = False
 
 
-def _hook(event: str, args: tuple) -> None:
+def _opened(path: Any, flags: int) -> None:
     if not _watching:
         return
-    if event == "open":
-        path, _, flags = args
-        if isinstance(flags, int) and flags & (os.O_CREAT | os.O_APPEND) and not isinstance(path, int):
-            _opened(path, flags)
-    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
-        _opened(args[0] if event == "os.mkdir" else args[1], os.O_CREAT)
-
-
-def _opened(path: Any, flags: int) -> None:
     try:
         where = os.path.abspath(os.fsdecode(path))
         if where.startswith(_ours) or where in _made and not flags & os.O_APPEND:
@@ -85,7 +110,7 @@ def watch_torch(torch: Any) -> None:
 def _telling(save: Any) -> Any:
     @functools.wraps(save)
     def call(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if _watching and isinstance(f, (str, os.PathLike)):
+        if isinstance(f, (str, os.PathLike)):
             _opened(f, os.O_CREAT)
         return save(obj, f, *args, **kwargs)
 

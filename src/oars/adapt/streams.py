@@ -19,18 +19,26 @@ import numpy as np
 
 from oars.adapt.tape import put_bytes, tape
 
+_WORDS = 624  # of a Mersenne twister
+
 
 class Stream:
-    """One stream. ``glance`` is cheap and changes when the stream moves; ``get`` and ``set`` are all of it."""
+    """One stream; ``get`` and ``set`` are all of it.
+
+    A *glance* is cheap and changes when the stream moves: the values of its ``cells``, which are numbers in the
+    generator's own memory where they could be found, and else the stream itself.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name.encode()
+        self.cells: list[Any] = [self]
         self.base = b""  # where it stands when it is played
         self.start: Any = None  # a glance at the beginning of the last region
         self.mark: bytes | None = None  # where it stood at the end of the last region that moved it, if the script
         self.seen: Any = None  # has not drawn since; and a glance then
 
-    def glance(self) -> Any:
+    @property
+    def value(self) -> bytes:
         return self.get()
 
     def get(self) -> bytes:
@@ -39,11 +47,21 @@ class Stream:
     def set(self, state: bytes) -> None:
         raise NotImplementedError
 
-    def _count_at(self, place: int, word: int, count: int) -> None:
+    def _count_at(self, place: int, low: int, high: int) -> bool:
         """Take two adjacent numbers in memory for a glance, if they are what they should be."""
         both = ctypes.c_uint64.from_address(place)
-        if both.value == word | count << 32:
-            self.glance = lambda: both.value  # type: ignore[method-assign]
+        found = both.value == low | high << 32
+        if found:
+            self.cells = [both]
+        return found
+
+
+class _Kept:
+    """The number that ``random.gauss`` keeps for the next who asks."""
+
+    @property
+    def value(self) -> float | None:
+        return random._inst.gauss_next  # type: ignore[attr-defined]
 
 
 class _Python(Stream):
@@ -53,7 +71,8 @@ class _Python(Stream):
         super().__init__("python")
         words = random.getstate()[1]
         place = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
-        self._count_at(place, words[-1], words[0])
+        if self._count_at(place, words[-1], words[0]):
+            self.cells.append(_Kept())
 
     def get(self) -> bytes:
         version, words, gauss = random.getstate()
@@ -89,12 +108,27 @@ class _Numpy(Stream):
 
 
 class _Torch(Stream):
-    """One of PyTorch's generators."""
+    """One of PyTorch's generators. Asking for all of it takes 2 µs, which a step does four times."""
 
     def __init__(self, name: str, generator: Any) -> None:
         super().__init__(name)
         self._get_state, self._set_state = generator.get_state, generator.set_state
         self._size = generator.get_state().numel()
+        if name == "torch" and hasattr(generator, "_cdata"):
+            self._look_inside(generator)
+
+    def _look_inside(self, generator: Any) -> None:
+        """A glance at the generator's own memory: how many of its 624 words are used, the first of them, and behind
+        them the normal number it may have kept for the next who asks."""
+        told = np.frombuffer(self.get(), "<u8", count=3 + _WORDS)  # seed, two numbers in one, words used, words
+        head = ctypes.string_at(generator._cdata, 256)
+        place = head.find(told[:2].tobytes()[:12])
+        if place < 0:
+            return
+        place += generator._cdata + 16
+        if ctypes.string_at(place, 4 + 4 * _WORDS) != told[2:].astype("<u4").tobytes():
+            return
+        self.cells = [ctypes.c_uint64.from_address(place + i) for i in (0, *range(8 + 4 * _WORDS, 32 + 4 * _WORDS, 8))]
 
     def get(self) -> bytes:
         state = self._get_state()
@@ -109,8 +143,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._all: dict[str, Stream] = {}
-        self._list: list[Stream] = []
-        self._glances: list[Any] = []
+        self._list: list[tuple[Stream, slice]] = []  # each with where its cells are among all of them
+        self._cells: list[Any] = []
         self._entered: list[Any] = []  # glances at the beginning of the last region
         self._left: list[Any] = []  # and at its end
         self._looked = 0
@@ -131,8 +165,10 @@ class Streams:
             if "cuda:0" not in found and torch.cuda.is_initialized():
                 for i, generator in enumerate(torch.cuda.default_generators):
                     found[f"cuda:{i}"] = _Torch(f"cuda:{i}", generator)
-        self._list = list(found.values())
-        self._glances = [stream.glance for stream in self._list]
+        self._list, self._cells = [], []
+        for stream in found.values():
+            self._list.append((stream, slice(len(self._cells), len(self._cells) + len(stream.cells))))
+            self._cells += stream.cells
         return found
 
     def states(self) -> dict[str, bytes]:
@@ -153,7 +189,7 @@ class Streams:
         self._looked += 1
         if self._looked & 63 == 1:  # a stream may have come into use
             self.all()
-        now = [glance() for glance in self._glances]
+        now = [cell.value for cell in self._cells]
         if now != self._left:
             self._drawn(now)
         self._entered = now
@@ -163,17 +199,18 @@ class Streams:
 
     def leave(self) -> None:
         """The region is over, and its entry is on the tape."""
-        now = [glance() for glance in self._glances]
+        now = [cell.value for cell in self._cells]
         if now != self._entered:
-            for s, glance, before in zip(self._list, now, self._entered, strict=False):
-                if glance != before:
-                    s.mark, s.seen = glance if type(glance) is bytes else s.get(), glance
+            for s, cells in self._list:
+                if now[cells] != self._entered[cells]:
+                    s.mark, s.seen = s.get(), now[cells]
         self._left = now
         self._place = tape.place()
 
     def _drawn(self, now: list) -> None:
         """The script has drawn from some stream since the last region, or a stream is new."""
-        for s, glance in zip(self._list, now, strict=True):
+        for s, cells in self._list:
+            glance = now[cells]
             if s.start is None and self._looked > 1:  # it came into use somewhere in a region
                 s.mark, s.seen, s.start = s.get(), glance, glance
             if s.mark is not None and glance != s.seen:
@@ -181,7 +218,7 @@ class Streams:
                 tape.insert(self._place, put_bytes(b"g", s.name + b"\0" + delta))
                 s.mark = None
             if s.mark is None and glance != s.start:
-                s.base = glance if type(glance) is bytes else s.get()
+                s.base = s.get()
             s.start = glance
 
     def begin(self) -> None:
@@ -189,8 +226,8 @@ class Streams:
         self.begun = True
         for s in self.all().values():
             tape.put(put_bytes(b"g", s.name + b"\0" + _delta(b"", s.get())))
-            s.start, s.mark, s.base = s.glance(), None, s.get()
-        self._left = [glance() for glance in self._glances]
+            s.start, s.mark, s.base = [cell.value for cell in s.cells], None, s.get()
+        self._left = [cell.value for cell in self._cells]
         self._place = tape.place()
 
     # -- playing

@@ -21,8 +21,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import time
 from collections.abc import Callable
+from time import monotonic, perf_counter, sleep  # as they are now: scripts are given another clock later
 from typing import Any
 
 import numpy as np
@@ -219,7 +219,7 @@ class World:
         """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
         if adopted and self.adopted != self.era:
             raise RankLost
-        began = time.perf_counter()
+        began = perf_counter()
         self.board.enter(kind)
         try:
             try:
@@ -236,7 +236,7 @@ class World:
             return result
         finally:
             self.board.leave(self._done)
-            self.seconds += time.perf_counter() - began
+            self.seconds += perf_counter() - began
 
     def _barrier(self) -> None:
         if self.patient:
@@ -251,18 +251,18 @@ class World:
                     return
                 os.sched_yield()
             while not request.Test():
-                time.sleep(2e-5)
+                sleep(2e-5)
         except self._mpi.Exception:
             self._abandoned.append((request, buffer))  # MPI may still look at them
             raise
 
     def _somebody_fell(self) -> bool:
         """Whether an error that says nothing of deaths came from one: non-blocking collectives give MPI_ERR_OTHER."""
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+        until = monotonic() + 1
+        while monotonic() < until:
             if self.comm.Is_revoked() or self.fallen():
                 return True
-            time.sleep(0.001)
+            sleep(0.001)
         return False
 
     def _recover(self, error: Any, kind: str) -> Any:

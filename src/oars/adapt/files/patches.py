@@ -1,6 +1,6 @@
 """The replacements themselves, and how they are put in place of Python's own (the table is in ``oars.adapt.files``).
 
-``install_voice`` and ``install_overlay`` build one replacement per function. ``_replace`` then puts each wherever
+``install_voice`` and ``install_overlay`` build one replacement per function. ``replace`` then puts each wherever
 the original is held: in ``os``, ``io`` and ``builtins``, under other names in modules already imported
 (``from builtins import open as bltn_open``), in class bodies and in default arguments (``tempfile``).
 
@@ -40,7 +40,8 @@ _ADJUSTERS = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "remo
 
 def install_voice(voice: Voice) -> None:
     """Let every function that changes files tell ``voice`` first."""
-    _replace(_voice_functions(voice))
+    _remove_by_name()
+    replace(_voice_functions(voice))
 
 
 def switch_to_voice(voice: Voice) -> None:
@@ -121,10 +122,15 @@ def install_overlay(overlay: Overlay) -> None:
     swaps[os.fchdir] = functools.wraps(os.fchdir)(lambda fd: (real.fchdir if _then else overlay.chdir)(fd))
     swaps[os.getcwd] = functools.wraps(os.getcwd)(lambda: (real.getcwd if _then else overlay.getcwd)())
     swaps[os.getcwdb] = functools.wraps(os.getcwdb)(lambda: os.fsencode(os.getcwd()))
-    _replace(swaps)
+    _remove_by_name()
+    replace(swaps)
     _temporaries(overlay)
     shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # copies end in our write, which names a full overlay
     sys.meta_path.insert(0, _OwnModules(overlay))
+
+
+def _remove_by_name() -> None:
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # rmtree goes by names, which we see
 
 
 def _by_descriptor(kw: dict[str, Any]) -> bool:
@@ -334,9 +340,8 @@ class _OwnModules:
         return spec if spec is not None and spec.loader is not None else None  # a mere folder is no module
 
 
-def _replace(swaps: dict[Any, Any]) -> None:
+def replace(swaps: dict[Any, Any]) -> None:
     """Put every replacement wherever its original is held by a module that is already imported."""
-    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # rmtree goes by names, which we see
     by_id = {id(original): (original, ours) for original, ours in swaps.items()}
     for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         for original, ours in swaps.items():

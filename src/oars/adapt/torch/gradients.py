@@ -7,7 +7,6 @@ pattern is known; whoever reads ``.grad`` before gets it exchanged first.
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from oars.adapt.clock import perf_counter
 from oars.adapt.torch import hooks, lineage, wire
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.buckets import Plan
@@ -204,7 +204,7 @@ class Gradients:
 
     def settle(self) -> None:
         """Exchange everything outstanding now."""
-        began = time.perf_counter()
+        began = perf_counter()
         inside = ctx.world.seconds
         while True:
             if self.pending:
@@ -229,7 +229,7 @@ class Gradients:
         ctx.handed.clear()
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
-        ctx.world.seconds = inside + time.perf_counter() - began
+        ctx.world.seconds = inside + perf_counter() - began
         if self.interrupt:
             self.interrupt = False
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step

@@ -7,7 +7,6 @@ and the few functions of ``wire.py``.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from oars.adapt.clock import perf_counter
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
 
@@ -254,12 +254,12 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
     tracked = x.local.requires_grad and torch.is_grad_enabled()
     if not tracked and x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
         return x.mirror.full
-    began = time.perf_counter()
+    began = perf_counter()
     out = wire.Gather.apply(x.local, x.offsets, x.dim_)
     if not tracked:
         x.mirror = Mirror(out, x)
         recent.append(x.mirror)
-    ctx.record.gather(f"{site()} {op}", time.perf_counter() - began, out.nbytes)
+    ctx.record.gather(f"{site()} {op}", perf_counter() - began, out.nbytes)
     return out
 
 

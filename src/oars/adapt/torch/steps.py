@@ -11,16 +11,18 @@ import functools
 import hashlib
 import json
 import os
-import time
+from time import thread_time
 from typing import Any
 
 import torch
 
+from oars.adapt.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 
 _params: list[torch.Tensor] = []
 _loss: Any = None
 _norm_at = 0.0  # when the gradients' norm may be taken next, by this thread's processor time
+_norm_from = 0.0  # and by the clock on the wall, which is cheaper to ask: not before this
 _NORM_SHARE = 0.0003  # of which so much may go into it: what follows a norm costs up to 20 times itself (measured)
 _grad_slot: Any = torch._C.TensorBase.grad  # past who watches for reads of gradients: only the voice reads here
 
@@ -113,9 +115,12 @@ def _rates(optimizer: Any) -> Any:
 
 def _norm(optimizer: Any) -> Any:
     """The norm of all gradients of this step, so seldom that it costs next to nothing (a few times a second)."""
-    global _norm_at
-    began = time.thread_time()  # not the wall's: on a busy machine that would allow more than our share
-    if began < _norm_at or not ctx.record.voice or ctx.record.played:
+    global _norm_at, _norm_from
+    if perf_counter() < _norm_from or not ctx.record.voice or ctx.record.played:
+        return None
+    began = thread_time()  # on a busy machine the wall's would allow more than our share
+    if began < _norm_at:
+        _norm_from = perf_counter() + _norm_at - began
         return None
     grads = [_grad_slot.__get__(p) for group in optimizer.param_groups for p in group["params"]]
     grads = [g for g in grads if g is not None and g.layout is torch.strided and g.numel()]
@@ -125,8 +130,9 @@ def _norm(optimizer: Any) -> Any:
         norms = torch._foreach_norm(grads)
         norm = torch.stack([n.to(norms[0].device, torch.float32) for n in norms]).norm()
     value = norm.item() if norm.device.type == "cpu" else norm
-    now = time.thread_time()
-    _norm_at = now + (now - began) / _NORM_SHARE
+    now = thread_time()
+    wait = (now - began) / _NORM_SHARE
+    _norm_at, _norm_from = now + wait, perf_counter() + wait
     return value
 
 
