@@ -32,6 +32,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from oars.records import varint
+
 _open = os.open  # the script's is watched
 FOLDER = "snapshots"  # in the run folder
 REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # in the run folder, see oars.run.asking
@@ -120,7 +122,7 @@ class Tape:
                 return
             number = self._kinds[kind] = len(self._kinds)
             self._buffer += b"k" + _text(text)
-        self._buffer += letter + _varint(number)
+        self._buffer += letter + varint(number)
 
     def put_value(self, value: Any) -> None:
         """Append something the script read: a number, or a NumPy array."""
@@ -135,7 +137,7 @@ class Tape:
                 self._buffer += b"L"
             else:
                 data = zlib.compress(value.tobytes(), 1)
-                self._buffer += b"a" + _text(json.dumps([value.dtype.str, value.shape])) + _varint(len(data)) + data
+                self._buffer += b"a" + _text(json.dumps([value.dtype.str, value.shape])) + varint(len(data)) + data
         elif isinstance(value, complex):
             self._buffer += b"j" + _text(json.dumps([value.real, value.imag]))
         else:
@@ -316,7 +318,7 @@ TooLarge = object()
 
 def put_bytes(letter: bytes, data: bytes) -> bytes:
     """An entry: a letter with bytes."""
-    return letter + _varint(len(data)) + data
+    return letter + varint(len(data)) + data
 
 
 def read_tape(folder: Path, mark: dict[str, Any]) -> bytes:
@@ -343,20 +345,9 @@ _DOUBLE, _LONG = struct.Struct("<d").pack, struct.Struct("<q").pack
 _double, _long = struct.Struct("<d").unpack, struct.Struct("<q").unpack
 
 
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return bytes((value,))
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _text(text: str) -> bytes:
     data = text.encode()
-    return _varint(len(data)) + data
+    return varint(len(data)) + data
 
 
 def _tupled(value: Any) -> Any:

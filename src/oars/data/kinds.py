@@ -97,7 +97,7 @@ def _told(path: str, head: bytes) -> str:
 def _is_tfrecord(head: bytes) -> bool:
     from oars.data import tfrecord
 
-    return len(head) >= 12 and int.from_bytes(head[8:12], "little") == tfrecord.masked(head[:8])
+    return len(head) >= 12 and head[8:12] == tfrecord.masked(head[:8])
 
 
 def kind_of_folder(path: str) -> tuple[str, list[str]]:

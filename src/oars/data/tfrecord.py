@@ -1,9 +1,9 @@
 """TFRecord files of images, as TensorFlow's Inception scripts wrote them, read and written without TensorFlow.
 
-A record is a length, a checksum of the length, the bytes, and a checksum of these (CRC-32C, rotated and shifted). The
-bytes are a ``tf.train.Example``: a map from names to lists of bytes, floats or integers, in protocol buffers' wire
-format. Both are small enough to be written out here. Labels of the Inception scripts count from 1, since 0 is their
-background class; ``Reader`` gives labels from 0 on, like the rest of this room.
+A record is a length, a checksum of the length, the bytes, and a checksum of these (``oars.records``). The bytes are a
+``tf.train.Example``: a map from names to lists of bytes, floats or integers, in protocol buffers' wire format. Labels
+of the Inception scripts count from 1, since 0 is their background class; ``Reader`` gives labels from 0 on, like the
+rest of this room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from oars import records
 from oars.data.errors import DataError
+from oars.records import field, varint
 
 Value = list[bytes] | list[int] | list[float]
 
@@ -29,10 +31,8 @@ Value = list[bytes] | list[int] | list[float]
 _LANE = 256
 
 
-def _tables() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    byte: np.ndarray = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        byte = (byte >> 1) ^ np.where(byte & 1, np.uint32(0x82F63B78), np.uint32(0))
+def _tables() -> tuple[np.ndarray, list[np.ndarray]]:
+    byte = np.array(records.TABLE, np.uint32)
     low = byte[np.arange(65536) & 255]
     pair = byte[(low ^ (np.arange(65536, dtype=np.uint32) >> 8)) & 255] ^ (low >> 8)
     # moves[k][j][b]: what byte j (of value b) of a CRC becomes when 2 ** k bytes follow
@@ -40,7 +40,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     moves = [move]
     for _ in range(40):
         moves.append(_moved(moves[-1], moves[-1]))
-    return byte, pair, moves
+    return pair, moves
 
 
 def _moved(move: np.ndarray, crc: np.ndarray) -> np.ndarray:
@@ -49,18 +49,14 @@ def _moved(move: np.ndarray, crc: np.ndarray) -> np.ndarray:
     return move[0][parts[..., 0]] ^ move[1][parts[..., 1]] ^ move[2][parts[..., 2]] ^ move[3][parts[..., 3]]
 
 
-_BYTE, _PAIR, _MOVES = _tables()
-_BYTES = _BYTE.tolist()
+_PAIR, _MOVES = _tables()
 
 
 def crc32c(data: bytes | memoryview) -> int:
     """The CRC-32C (Castagnoli) of some bytes."""
     size = len(data)
     if size <= 64:
-        total = 0xFFFFFFFF
-        for value in bytes(data):
-            total = _BYTES[(total ^ value) & 255] ^ total >> 8
-        return total ^ 0xFFFFFFFF
+        return records.crc32c(data)
     # Zeros in front do not change a CRC that starts from 0; what the usual start, all ones, adds is known apart.
     lanes = 1 << (-(-size // _LANE) - 1).bit_length()
     used = -(-size // _LANE)
@@ -81,18 +77,16 @@ def crc32c(data: bytes | memoryview) -> int:
     return int((crc ^ start)[0]) ^ 0xFFFFFFFF
 
 
-def masked(data: bytes | memoryview) -> int:
+def masked(data: bytes | memoryview) -> bytes:
     """The checksum as it stands in the file."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return records.masked(crc32c(data))
 
 
 # ---- records --------------------------------------------------------------------------------------------------------
 
 def record(data: bytes) -> bytes:
     """A record as it stands in the file."""
-    length = struct.pack("<Q", len(data))
-    return b"".join((length, struct.pack("<I", masked(length)), data, struct.pack("<I", masked(data))))
+    return records.record(data, crc32c)
 
 
 def offsets(path: str | os.PathLike[str]) -> np.ndarray:
@@ -105,7 +99,7 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
             head = file.read(12)
             if len(head) < 12:
                 raise DataError(f"{path}: cut off at byte {at}, within the head of record {len(found)}")
-            if struct.unpack("<I", head[8:])[0] != masked(head[:8]):
+            if head[8:] != masked(head[:8]):
                 raise DataError(f"{path}: record {len(found)} at byte {at}: its length is damaged (CRC-32C differs)")
             size = struct.unpack("<Q", head[:8])[0]
             if at + 16 + size > end:
@@ -134,7 +128,7 @@ def _example_at(file: Any, path: str | os.PathLike[str], number: int, begin: int
     file.seek(begin)
     data = file.read(size + 4)
     where = f"{path}: record {number} at byte {begin - 12}"
-    if len(data) < size + 4 or struct.unpack("<I", data[size:])[0] != masked(memoryview(data)[:size]):
+    if len(data) < size + 4 or data[size:] != masked(memoryview(data)[:size]):
         raise DataError(f"{where}: its bytes are damaged (CRC-32C differs)")
     try:
         return decode(data[:size])
@@ -146,9 +140,9 @@ def _example_at(file: Any, path: str | os.PathLike[str], number: int, begin: int
 
 def encode(example: dict[str, Value]) -> bytes:
     """An Example's bytes, its features sorted by name so that equal examples are equal bytes."""
-    features = b"".join(_field(1, _field(1, name.encode()) + _field(2, _feature(example[name])))
+    features = b"".join(field(1, field(1, name.encode()) + field(2, _feature(example[name])))
                         for name in sorted(example))
-    return _field(1, features)
+    return field(1, features)
 
 
 def decode(data: bytes) -> dict[str, Value]:
@@ -168,11 +162,11 @@ def decode(data: bytes) -> dict[str, Value]:
 def _feature(values: Value) -> bytes:
     """A Feature: field 1 holds bytes, 2 floats, 3 integers."""
     if values and isinstance(values[0], bytes):
-        return _field(1, b"".join(_field(1, value) for value in values))  # type: ignore[arg-type]
+        return field(1, b"".join(field(1, value) for value in values))  # type: ignore[arg-type]
     if values and isinstance(values[0], int):
-        packed = b"".join(_varint(int(value) & 0xFFFFFFFFFFFFFFFF) for value in values)
-        return _field(3, _field(1, packed))
-    return _field(2, _field(1, struct.pack(f"<{len(values)}f", *values)) if values else b"")
+        packed = b"".join(varint(int(value) & 0xFFFFFFFFFFFFFFFF) for value in values)
+        return field(3, field(1, packed))
+    return field(2, field(1, struct.pack(f"<{len(values)}f", *values)) if values else b"")
 
 
 def _values(feature: memoryview) -> Value:
@@ -204,19 +198,6 @@ def _integers(kind: int, value: memoryview | int) -> list[int]:
         number, at = _read_varint(value, at)
         out.append(number - (number >> 63 << 64))
     return out
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 def _fields(data: bytes | memoryview, number: int) -> Iterator[memoryview]:

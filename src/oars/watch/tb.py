@@ -1,8 +1,7 @@
 """TensorBoard event files, ``RUN/tb``, made from ``metrics.jsonl``; training does not pay for them.
 
 ``update`` adds what is new: ``oars run`` calls it when a run has ended, ``oars board`` every few seconds. A file of
-events is a row of records (a length, its checksum, the bytes, their checksum), each an ``Event`` in protocol buffers'
-wire format. Both are small enough to be written out here, for scalars.
+events is a row of records (``oars.records``), each an ``Event`` in protocol buffers' wire format.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import json
 import math
 import struct
 from pathlib import Path
+
+from oars.records import field, record, varint
 
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/gradient_norm",
         "samples_per_s": "speed/samples_per_s", "exchange_share": "speed/exchange_share"}
@@ -39,7 +40,7 @@ def update(folder: Path) -> None:
         if not data:
             return
         lines = data.splitlines()
-        new = b"" if events.exists() else _record(_event(0.0, 0, _field(3, b"brain.Event:2")))
+        new = b"" if events.exists() else record(_event(0.0, 0, field(3, b"brain.Event:2")))
         with open(events, "ab") as out:
             out.write(new + _scalars(lines))
         note.truncate(0)
@@ -76,58 +77,19 @@ def _scalars(lines: list[bytes]) -> bytes:
     out = []
     for tag, points in series.items():
         for when, step, value in points[::-1][::-(-len(points) // POINTS) or 1][::-1]:
-            summary = _field(1, _field(1, tag.encode()) + _float(2, value))
-            out.append(_record(_event(when, step, _field(5, summary))))
+            summary = field(1, field(1, tag.encode()) + _float(2, value))
+            out.append(record(_event(when, step, field(5, summary))))
     return b"".join(out)
 
 
 def _event(when: float, step: int, rest: bytes) -> bytes:
-    return b"\x09" + struct.pack("<d", when) + b"\x10" + _varint(step) + rest
+    return b"\x09" + struct.pack("<d", when) + b"\x10" + varint(step) + rest
 
 
 def _float(number: int, value: float) -> bytes:
     if math.isfinite(value):
         value = max(-3.4e38, min(3.4e38, value))  # what a float of four bytes holds
     return bytes([number << 3 | 5]) + struct.pack("<f", value)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
-
-
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_CRC = _table()
-
-
-def _masked(data: bytes) -> int:
-    """The CRC-32C of some bytes, rotated and shifted as the format wants it."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def update_quietly(folder: Path) -> None:
