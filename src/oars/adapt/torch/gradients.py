@@ -114,10 +114,10 @@ class Gradients:
         try:
             self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
                                         else seeds, retain_graph, create_graph, None, inputs))
-        except Exception:
+        except Exception as error:
             if not ctx.spoilt:
                 raise
-            here.broken = "a backward that did not come to its end"
+            here.broken = f"a backward that did not come to its end ({type(error).__name__}: {error})"
         finally:
             self.watched = None
         self.backwards += 1
