@@ -111,6 +111,8 @@ class Meet:
     def mean(self, array: np.ndarray) -> np.ndarray:
         """Averaged over ranks, in shared memory where they share a host."""
         exchange, nbytes, flat = self._exchange, array.nbytes, array.reshape(-1)
+        if self.plan.get("sync", "allreduce") != "allreduce" or self.plan.get("wire", "fp32") != "fp32":
+            self.record.notice("--sync and --wire are for PyTorch: here gradients are averaged at every step, in fp32")
         ready = exchange.holds(nbytes)
         if ready:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat

