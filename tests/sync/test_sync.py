@@ -75,8 +75,8 @@ def test_an_average_after_every_step_is_the_training_of_one_process(tmp_path, al
     assert run.learnt() == dict.fromkeys(range(240), 3)
 
 
-@pytest.mark.parametrize("options", [("--every", "5"), ("--outer", "nesterov", "--every", "4", "--wire", "int8"),
-                                     ("--warmup", "12", "--wire", "topk:0.1")])
+@pytest.mark.parametrize("options", [("--outer", "nesterov", "--every", "4", "--wire", "int8"),
+                                     ("--warmup", "12", "--wire", "topk:0.1", "--every", "auto")])
 def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
     run = Run(tmp_path, "-n", "3", "--sync", "local", *options, str(HERE / "train.py"), "--norm", "--momentum", "0.9",
               "--teacher", "--workers", "1")
@@ -112,14 +112,13 @@ def test_ranks_that_part_say_so_in_one_line_and_do_not_hang(tmp_path):
     assert "\noars: the ranks have parted: rank 0 " in run.err and "Traceback" not in run.err
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1", "powersgd:2"])
+@pytest.mark.parametrize("wire", ["int8", "powersgd:2"])
 def test_gradients_in_fewer_bytes_train_as_well_and_alike_on_all_ranks(tmp_path, alone, wire):
     run = Run(tmp_path, "-n", "2", "--wire", wire, str(HERE / "train.py"))
     assert run.code == 0, run.err
     assert f"oars: gradients travel as {wire}, with what is lost added later" in run.err
     assert len(run.digests()) == 1 and run.losses[-1] < run.losses[0]
-    if wire in ("bf16", "int8"):
-        assert abs(run.losses[-1] - float(alone[-1].split()[-1])) < 5e-3
+    assert abs(run.losses[-1] - float(alone[-1].split()[-1])) < (0.005 if wire == "int8" else 0.05)
 
 
 def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
