@@ -64,6 +64,7 @@ class World:
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
         self.exchanged = 0  # bytes averaged so far
+        self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
         self._done = 0
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
@@ -114,6 +115,8 @@ class World:
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """Sum ``array`` over all ranks, in place, and return it."""
+        self.sent += array.nbytes
+
         def talk() -> np.ndarray:
             if self.patient:
                 self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array), array)
@@ -128,6 +131,8 @@ class World:
 
     def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
         """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
+        self.sent += rows.nbytes
+
         def talk() -> np.ndarray:
             width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
             row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
@@ -154,6 +159,7 @@ class World:
 
     def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
         every = np.empty((comm.size, *mine.shape), mine.dtype)
+        self.sent += mine.nbytes
         if self.patient:
             self._wait(comm.Iallgather(mine, every), every)
         else:

@@ -30,7 +30,7 @@ from oars.engine import links
 from oars.run.launch import RANK_VARIABLES, rank_command
 from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
-from oars.run.script import print_error, run_script
+from oars.run.script import exit_code, print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
 from oars.run.survive import Survivor
@@ -69,7 +69,7 @@ def main() -> None:
     code = run_script(plan["script"], plan["args"], plan["module"], ends.failed, copy)
     if tape.playing:
         ends.diverged("it ended before")
-    ends.script_ended(code)
+    ends.script_ended(code or ends.met_the_others())
     if world is None:
         sys.exit(code)
 
@@ -258,7 +258,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
-        clock.install(world)
+        clock.install(None if plan.get("sync", "allreduce") != "allreduce" else world)
         if "joining" in plan or "resume" in plan:
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
@@ -358,6 +358,19 @@ class Ends:
         _write(self.folder, f"error-{self.rank}.json", {"usage": text})
         _exit(2)
 
+    def met_the_others(self) -> int:
+        """What an adapter has to do when the script has come to its good end; the exit code."""
+        if os.getpid() != self.pid:
+            return 0
+        try:
+            self.record.at_end()
+        except SystemExit as end:
+            return exit_code(end.code)
+        except BaseException as error:
+            self.failed(error)
+            return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return 0
+
     def script_ended(self, code: int) -> None:
         """The script's own code is done; its threads and atexit handlers follow."""
         if os.getpid() != self.pid:
@@ -369,6 +382,7 @@ class Ends:
         if os.getpid() == self.pid:
             if self.joins and self.world.apart:
                 _exit(0)
+            code = code or self.met_the_others()
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
             files.close()

@@ -18,6 +18,7 @@ from oars.run.screen import closing_lines
 from oars.run.stage import line as stage_line
 from oars.run.stage import stage
 from oars.run.supervise import Supervisor
+from oars.run.sync import first_line
 from oars.watch.tb import update_quietly
 
 DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
@@ -35,6 +36,8 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + why_not(plan))
+    if line := first_line(plan):
+        supervisor.screen.say(line)
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))
 
 
