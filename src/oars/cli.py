@@ -220,7 +220,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     if args.scale_lr and args.batch != "keep":
         raise UsageError("--scale-lr is for the larger batch of --batch keep; with --batch split the batch, and so "
                          "the learning rate, stay the script's own")
-    together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot)
+    together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot,
+                         args.servers, args.staleness, args.backup, args.placement)
     return {
         **together,
         "batch": args.batch,
@@ -237,7 +238,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 TAKES_VALUE = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall", "--on-stall",
-               "--sync", "--every", "--outer", "--warmup", "--wire", "--steps", "--snapshot", "-N", "--time",
+               "--sync", "--servers", "--staleness", "--backup", "--placement", "--every", "--outer", "--warmup",
+               "--wire", "--steps", "--snapshot", "-N", "--time",
                "--partition", "--queue", "--account", "--gpus-per-node", "--env", "--on", "--max-restarts", "--net",
                "--launcher"}
 
@@ -363,9 +365,17 @@ def _run_options(verb: Parser) -> list[argparse.Action]:
             help="with --batch keep: learning rates grow with N, or its square root"),
         add("--local-batchnorm", action="store_true",
             help="BatchNorm takes each rank's own statistics (the default with --batch keep)"),
-        add("--sync", choices=("allreduce", "gossip", "local"), default="allreduce",
+        add("--sync", choices=("allreduce", "server", "gossip", "local"), default="allreduce",
             help="allreduce: gradients are averaged at every step, same training (default); local: ranks train on "
-            "their own, and average their weights every K steps; gossip: with one partner a step, not waiting"),
+            "their own, and average their weights every K steps; gossip: with one partner a step, not waiting; "
+            "server: some ranks hold the weights, the others push gradients to them"),
+        add("--servers", type=count_of("ranks"), metavar="K", help="with --sync server: so many (default: 1)"),
+        add("--staleness", type=number, metavar="S", help="with --sync server: ranks are at most S steps apart "
+            "(default: 4; 0: all wait for each step)"),
+        add("--backup", type=number, metavar="B", help="with --staleness 0: the slowest B gradients of a step are left "
+            "out"),
+        add("--placement", choices=("round-robin", "balanced"),
+            help="with --sync server: how tensors are dealt to servers (default: balanced, by size)"),
         add("--rotate", action="store_true", help="with --sync gossip: partners in an order that is drawn anew again "
             "and again"),
         add("--every", type=steps_or_auto, metavar="K", help="with --sync local: so many steps (default: 8); auto: as "

@@ -41,7 +41,8 @@ class RankLost(Exception):
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False, first: int = 0,
+                 origin: int | None = None) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -50,11 +51,14 @@ class World:
         patient = any(comm.allgather(patient))  # all wait alike: MPI has other messages for either
         self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
-        self.origin: int = first + comm.rank  # this rank's number at the start: its name in files and events
+        # This rank's number at the start: its name in files and events.
+        self.origin: int = first + comm.rank if origin is None else origin
         self.node_of: dict[int, int] = {}  # every rank there was -> the first rank of its node
         self.hosts: dict[int, str] = {}
         self.members: list[int] = []  # the living, by their numbers at the start
         self.apart = False  # ranks that are to join others, and have not yet
+        self.servers: list[int] = []  # ranks that are not of this world: they hold its weights (--sync server)
+        self.star: Any = None  # a communicator of all, these too, for messages from one rank to another
         self.command: list[str] = []  # what starts one more rank, but for its number
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
@@ -110,6 +114,16 @@ class World:
         from mpi4py import MPI
 
         return cls(MPI.COMM_WORLD, board, patient, survives, first)
+
+    def without(self, servers: list[int]) -> World:
+        """The ranks that are no ``servers``, as a world; and the servers, as another. Both have lines to all."""
+        star = self.comm.Dup()
+        if self.survives:
+            star.Set_errhandler(self._mpi.ERRORS_RETURN)
+        comm = self.comm.Split(int(self.origin in servers), self.rank)
+        part = World(comm, self.board, self.patient, self.survives, origin=self.origin)
+        part.star, part.servers, part.hosts = star, servers, self.hosts
+        return part
 
     # -- collectives
 

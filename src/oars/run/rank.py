@@ -56,6 +56,9 @@ def main() -> None:
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin, patient)
         world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
+        if world.origin in world.servers:
+            run_server(folder, plan, world, rank)
+            return
     if plan.get("bind") and not first:
         say_places(world, plan)
     hide_ranks(plan)
@@ -72,6 +75,25 @@ def main() -> None:
     ends.script_ended(code or ends.met_the_others())
     if world is None:
         sys.exit(code)
+
+
+def run_server(folder: Path, plan: dict[str, Any], world: Any, rank: int) -> None:
+    """``--sync server``: this rank runs no script, but holds what the others train."""
+    from oars.run.serve import serve
+
+    hide_ranks(plan)
+    ends = Ends(folder, rank, Record(folder, voice=False, world=world), world, folder / error_file(rank, plan), None)
+    ends.watch()
+    code = 0
+    try:
+        serve(folder, plan, world)
+    except BaseException as error:
+        ends.failed(error)
+        code = 1
+    ends.script_ended(code)
+    ends.left()
+    if plan["survives"]:  # without MPI's own end, which may wait for the dead
+        _exit(0)
 
 
 def settle(folder: Path, plan: dict[str, Any], rank: int, first: int, cores: list[int]) -> bool:
@@ -205,8 +227,15 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
         _write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
+    if plan.get("sync") == "server":
+        from oars.run.serve import chosen
+
+        gpus = plan["gpus"] if socket.gethostname() == plan["host"] else visible_gpus()
+        world = world.without(chosen(plan["servers"], world.allgather(bool(gpus))))
+        world.command = rank_command()
     board.leave(0)
-    share_stdin(world, plan["stdin_tty"])
+    if world.origin not in world.servers:
+        share_stdin(world, plan["stdin_tty"])
     return world
 
 
@@ -230,7 +259,7 @@ def say_places(world: Any, plan: dict[str, Any]) -> None:
     every = [(mine, BORN)] if world is None else gathered(world, (mine, BORN))
     joined = time.time()
     if world is None or world.rank == 0:
-        for rank, (place, _) in enumerate(every):
+        for rank, (place, _) in zip([0] if world is None else world.members, every, strict=True):
             print(f"oars: rank {rank} {place}", file=sys.stderr)
         last = max(born for _, born in every)
         print(f"oars: started in {joined - plan['launched']:.2f} s: {last - plan['launched']:.2f} s until the last "

@@ -18,7 +18,7 @@ from oars.run.screen import closing_lines
 from oars.run.stage import line as stage_line
 from oars.run.stage import stage
 from oars.run.supervise import Supervisor
-from oars.run.sync import first_line
+from oars.run.sync import check_servers, first_line
 from oars.watch.tb import update_quietly
 
 DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
@@ -28,6 +28,7 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
         args: list[str], module: bool) -> int:
     """Run a script on ``ranks`` ranks and return its exit code."""
     plan = make_plan(script, args, module, ranks, find(where), where.per_node, **options)
+    check_servers(plan)
     if plan["ranks"] > 1:
         add_mpi(plan)
     folder = make_folder(name, stem_of(script, module))

@@ -1,4 +1,4 @@
-"""Ranks on their own: what ``--sync local`` and ``gossip`` make of a script (docs/sync.md).
+"""Ranks on their own: what ``--sync local``, ``gossip`` and ``server`` make of a script (docs/sync.md).
 
 A model that is called with gradients is *training*: from there on ranks are *apart*. The script still sees global
 batches of which a rank holds its rows, but work that mixes rows asks nobody: what this rank has is taken for its share
@@ -29,7 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from oars.adapt.torch import calls, collate, lineage, wire
+from oars.adapt.torch import calls, collate, lineage, servers, wire
 from oars.adapt.torch.buckets import Weights, weights_of
 from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.gossip import Talks
@@ -45,7 +45,7 @@ from oars.exchange.local import Round
 _allreduce, _mean = wire.allreduce, wire.mean
 _COLLECTIVES = ("allreduce", "allgather", "allgather_rows", "allgather_alike", "broadcast")
 PLACES = ("ended a round", "began to read a loader", "evaluated", "read its weights", "came to its end",
-          "noticed a death or Ctrl-C", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
+          "looked for the others", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
 STEP, LOADER, EVALUATION, WEIGHTS, END, NOTICE = range(6)
 
 
@@ -83,14 +83,20 @@ class Apart:
         self.every = 8 if self.auto else plan["every"]  # steps of a round; to begin with
         self.talks = Talks() if plan["sync"] == "gossip" else None
         self.exact = Exchange(ctx.world)
-        self.exchange = exchange_by(ctx.world, plan["wire"]) if self.talks is None else self.exact
+        self.exchange = exchange_by(ctx.world, plan["wire"]) if plan["sync"] == "local" else self.exact
         self.owed = gradients.owed = Owed()
+        self.servers: servers.Servers | None = None
         self.rounds: WeakKeyDictionary[Optimizer, Round] = WeakKeyDictionary()  # in the order they were made
         self.estimate, self.pace = Estimate(), Pace()
         self.made = 0  # optimizers
         self.moved = 0  # steps since all was averaged
         self.meeting = False  # collectives are those of a meeting
         self.evaluations = 0
+        self.parted = 0  # steps since ranks parted
+        if plan["sync"] == "server":
+            self.servers = servers.Servers(self.estimate, self.pace, self.owed)
+        # Whether ranks are at different steps when a death is noticed.
+        self.loose = self.talks is not None or self.servers is not None
 
     # -- training and evaluation
 
@@ -102,6 +108,8 @@ class Apart:
         """
         if next(module.parameters(), None) is None:  # a loss
             return
+        if self.servers is not None and ctx.apart:
+            self.servers.pull()
         grad, rows = torch.is_grad_enabled(), any(isinstance(x, Rows) for x in leaves)
         if (grad and module.training) or (rows and self.owed.training()):
             if grad and _trained(module):
@@ -121,6 +129,9 @@ class Apart:
 
     def part(self) -> None:
         """All weights are equal: from here on every rank is on its own."""
+        self.parted = 0
+        if self.servers is not None:
+            self.servers.open({optimizer: round_.number for optimizer, round_ in self.rounds.items()})
         for optimizer, round_ in self.rounds.items():
             if round_.by_change:
                 weights = Weights(weights_of(optimizer))
@@ -143,14 +154,17 @@ class Apart:
         self.moved += 1
         round_ = self.rounds[optimizer]
         round_.steps += 1
+        self.parted += 1
         if ctx.record.interrupted:
             self.meet(NOTICE)
-        elif self.talks is None:
+        elif not self.loose:
             if round_.steps >= self.every:
                 self.meet(STEP, round_.number)
-        elif ctx.era == ctx.world.era and not (ctx.world.survives and ctx.world.fallen()):
+        elif ctx.era != ctx.world.era or (ctx.world.survives and ctx.world.fallen()):
+            self.meet(NOTICE)
+        elif self.talks is not None:
             self.talks.step(optimizer, round_.number, self.owed.count())
-        else:
+        elif self.parted >= 8 and self.parted & (self.parted - 1) == 0:  # 8, 16, 32, …: cut batches by who is how fast
             self.meet(NOTICE)
 
     # -- meetings
@@ -158,17 +172,19 @@ class Apart:
     def meet(self, place: int, of: int = -1) -> None:
         """Wait for all ranks to come to this place of the script; average what is to be averaged there."""
         self.meeting = True
+        if self.servers is not None and ctx.apart:
+            self.servers.away()
         pace = self.pace.told(self.owed.taken()) if ctx.apart else 0
         try:
             while True:
                 try:
-                    if self.talks is None:
+                    if not self.loose:
                         self.owed.mourn({})
                     if self._met(place, of, pace):
                         return
                 except RankLost:
                     operation = NOTICE < place < len(PLACES) - 1  # a broadcast needs nobody's rows
-                    if self.talks is None or operation:
+                    if not self.loose or operation:
                         lineage.renew()
                     else:
                         ctx.world.adopt()  # batches stay cut as they are until all ranks stand at one place
@@ -184,12 +200,16 @@ class Apart:
         told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps, pace,
                                           self.owed.rows, self.pace.worth(self.every)]))
         at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
-        if ctx.world.era != ctx.era:  # gossip: ranks are at different steps when a death is noticed
+        if ctx.world.era != ctx.era:  # only where ranks are loose
             if not same or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
                 return place == NOTICE and bool((at != NOTICE).any() or (told[:, 5] > ctx.record.steps).any())
             self._renew()
+            if self.servers is not None:
+                self.servers.together()
             if place > NOTICE:
                 raise RankLost
+        elif same and self.servers is not None:
+            self.servers.together()
         if same and (told[:, 4] != rates).any():
             self._same_rates()
         passing = (at == STEP) | (at == NOTICE)
@@ -199,7 +219,7 @@ class Apart:
             self._parted(told)
         elif place in (EVALUATION, WEIGHTS, END) and told[:, 2].any():
             self._average_all(told[:, 7])
-        if same and place <= END:
+        if same and place <= NOTICE and (told[:, 5] == ctx.record.steps).all():
             self.pace.share(told[:, 6].tolist())
             if self.auto and place == STEP:
                 self.every = int(told[:, 8].max())
@@ -222,9 +242,8 @@ class Apart:
 
     def _renew(self) -> None:
         """All ranks that are left stand at one place: from here on batches are cut for them."""
-        assert self.talks is not None
         told: dict[int, int] = {}
-        for heard in ctx.world.allgather(self.talks.heard):
+        for heard in ctx.world.allgather((self.talks or self.servers).heard):  # type: ignore[union-attr]
             told.update({m: max(n, told.get(m, 0)) for m, n in heard.items()})
         lineage.renew()
         self.owed.mourn(told)
@@ -254,11 +273,10 @@ class Apart:
         """Every optimizer's weights, and what models have changed by themselves: running statistics."""
         if self.talks is not None:
             self.talks.fall_silent({o: r.number for o, r in self.rounds.items()}, self.owed.count())
-        steps = ctx.world.allgather({r.number: r.steps for r in self.rounds.values()})
-        for optimizer, round_ in list(self.rounds.items()):
-            # One that the script has dropped goes when Python finds it, on some ranks before others.
-            if all(round_.number in of for of in steps) and any(of[round_.number] for of in steps):
-                self._average(optimizer, rows)
+        if self.servers is not None:
+            self.servers.bring_home()
+        else:
+            self._average_weights(rows)
         rest = Weights(calls.moving_buffers())
         if rest.tensors:
             self._lay_in(self.exact, rest)
@@ -268,6 +286,13 @@ class Apart:
         self.moved = 0
         if self.talks is not None:
             self.talks.heard.clear()
+
+    def _average_weights(self, rows: np.ndarray) -> None:
+        steps = ctx.world.allgather({r.number: r.steps for r in self.rounds.values()})
+        for optimizer, round_ in list(self.rounds.items()):
+            # One that the script has dropped goes when Python finds it, on some ranks before others.
+            if all(round_.number in of for of in steps) and any(of[round_.number] for of in steps):
+                self._average(optimizer, rows)
 
     def _rates(self) -> list:
         """Every optimizer's settings: learning rates and the like."""
@@ -295,6 +320,8 @@ class Apart:
         """The script has come to its end here."""
         self.meet(END)
         self.owed.end()
+        if self.servers is not None:
+            self.servers.write()
         self._unite()
 
 
@@ -334,6 +361,8 @@ def install(gradients: OwnGradients) -> Apart:
         return reading
 
     def add_param_group(self: Optimizer, group: dict) -> None:
+        if apart.servers is not None and ctx.apart and _outermost(apart):
+            apart.meet(EVALUATION)  # what is stepped changes: it is handed out anew
         if self not in apart.rounds:
             apart.made += 1
             apart.rounds[self] = Round(apart.made, apart.exchange, apart.exact, apart.outer)
@@ -342,6 +371,11 @@ def install(gradients: OwnGradients) -> Apart:
     nn.Module.__call__ = module_call  # type: ignore[method-assign]
     nn.Module.state_dict = at(WEIGHTS, nn.Module.state_dict)  # type: ignore[method-assign]
     torch.save = at(WEIGHTS, torch.save)
+    if apart.servers is not None:
+        servers.install(apart.servers)
+        Optimizer.state_dict = at(WEIGHTS, Optimizer.state_dict)  # type: ignore[method-assign]
+        for kind in (nn.Module, Optimizer):  # what is loaded is handed out anew
+            setattr(kind, "load_state_dict", at(EVALUATION, kind.load_state_dict))  # noqa: B010
     DataLoader.__iter__ = at(LOADER, DataLoader.__iter__)  # type: ignore[method-assign]
     # Ranks that are apart need not have rows of one shape; who evaluates does, and begins with a fresh pass.
     collate.alike = lambda data, spec: (ctx.apart and not apart.owed.fresh) or alike(data, spec)

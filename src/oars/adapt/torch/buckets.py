@@ -18,8 +18,8 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 class Layout:
     """Tensors of these shapes behind each other, those of one precision together."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], carried: list[torch.dtype]) -> None:
-        self._tensors, self.nbytes = [(0, s, d) for s, d in zip(shapes, carried, strict=True)], 0
+    def __init__(self, shapes: list[tuple[int, ...]], kinds: list[torch.dtype]) -> None:
+        self._tensors, self.nbytes = [(0, s, d) for s, d in zip(shapes, kinds, strict=True)], 0
         self.spans: list[tuple[int, int, Any]] = []  # (first byte, elements, dtype)
         for dtype in _NUMPY:
             start = self.nbytes
@@ -52,7 +52,7 @@ class Plan:
         kinds = [(s, tuple(p.shape), str(p.dtype), s in odd) for s, p in leaves.items()]
         self.digest = zlib.crc32(repr(kinds).encode())
         self._complex = any(p.is_complex() for p in flat.values())
-        self.layout = _laid_out(list(flat.values()))
+        self.layout = laid_out(list(flat.values()))
         self.nbytes, self.spans, self.shapes = self.layout.nbytes, self.layout.spans, self.layout.shapes
         self._generation = -1
         self._inbox: list[torch.Tensor] = []
@@ -88,26 +88,26 @@ class Weights:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        self.layout = _laid_out(tensors)
+        self.layout = laid_out(tensors)
         self.digest = zlib.crc32(repr([(tuple(t.shape), str(t.dtype)) for t in tensors]).encode())
 
     def lay_in(self, buffer: np.ndarray) -> None:
         """Copy them into a buffer."""
         with torch.no_grad():
             for view, tensor in zip(self.layout.views(buffer), self.tensors, strict=True):
-                view.copy_(_real(tensor))
+                view.copy_(real(tensor))
 
     def take_out(self, buffer: np.ndarray) -> None:
         """Copy what is in a buffer into them."""
         with torch.no_grad():
             for view, tensor in zip(self.layout.views(buffer), self.tensors, strict=True):
-                _real(tensor).copy_(view)
+                real(tensor).copy_(view)
 
     def distance(self, buffer: np.ndarray) -> float:
         """How far they are from what is in a buffer, relative to its length."""
         with torch.no_grad():
             views = self.layout.views(buffer)
-            apart = sum(float((view - _real(t).to("cpu", view.dtype)).square().sum())
+            apart = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
                         for view, t in zip(views, self.tensors, strict=True))
             length = sum(float(view.square().sum()) for view in views)
         return (apart / length) ** 0.5 if length else 0.0
@@ -118,15 +118,17 @@ def weights_of(optimizer: Any) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _laid_out(tensors: list[Any]) -> Layout:
+def laid_out(tensors: list[Any]) -> Layout:
+    """Where tensors like these lie in a buffer."""
     return Layout([(*t.shape, 2) if t.is_complex() else tuple(t.shape) for t in tensors],
-                  [_carried(t.dtype) for t in tensors])
+                  [carried(t.dtype) for t in tensors])
 
 
-def _carried(dtype: torch.dtype) -> torch.dtype:
+def carried(dtype: torch.dtype) -> torch.dtype:
     """In what precision a gradient crosses."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

@@ -48,6 +48,7 @@ class Owed:
         self._owes: WeakKeyDictionary[DataLoader, list] = WeakKeyDictionary()
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
+        self.settled = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
         self._taken = 0  # ... since it was last asked
         self.fresh = True  # the batch under way is of a pass that it has not learnt from
@@ -116,7 +117,7 @@ class Owed:
             os.write(fd, "".join(lines).encode())
             os.close(fd)
         self._since.clear()
-        self.rows = 0
+        self.rows, self.settled = 0, self.settled + 1
 
     def taken(self) -> int:
         """Rows that this rank has learnt from since this was last asked."""

@@ -30,6 +30,10 @@ class Estimate:
         """In place of wire's."""
         return x.detach().clone()
 
+    def share(self) -> float:
+        """Of the batch that is trained on, the share that this rank computes; one that all have is shared alike."""
+        return self.own / self.whole if self.whole > 1 else 1 / ctx.size
+
     def see(self, leaves: list) -> None:
         """The arguments of a model that is trained."""
         tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.dim()]
@@ -48,6 +52,10 @@ class Pace:
     def go(self) -> None:
         """The rank is on its own from now on."""
         self._since = time.perf_counter()
+
+    def idle(self, seconds: float) -> None:
+        """For so long it waited for others."""
+        self._since += seconds
 
     def told(self, rows: int) -> int:
         """It has learnt from ``rows`` more, and comes to a meeting: thousandths of a row a second, 0 if too early."""
