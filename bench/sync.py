@@ -4,8 +4,10 @@
     python bench/sync.py straggler -n 4          # one rank is slowed four times: what is left of the speed
     python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs
     python bench/sync.py wires                   # bytes that the first rank gives MPI to send, and the accuracy
+    python bench/sync.py servers -n 4            # samples a second by workers and servers, up to 4 ranks in all
 
-The straggler is real: a process beside the run stops its last rank for three quarters of every 40 ms.
+The straggler is real: a process beside the run stops its last rank, or the last that trains, for three quarters of
+every 40 ms. With --sync server one of the ranks is the server.
 """
 
 import argparse
@@ -27,12 +29,13 @@ MODES = {
     "local, K = 8": ["--sync", "local"],
     "local, K = 16, Nesterov": ["--sync", "local", "--every", "16", "--outer", "nesterov"],
     "gossip": ["--sync", "gossip"],
+    "server": ["--sync", "server"],
 }
 WIRES = ("bf16", "int8", "topk:0.01", "powersgd:4")
 
 
 class Slowed:
-    """While in this block the last rank of a run is stopped for three quarters of the time."""
+    """While in this block a rank is stopped for three quarters of the time."""
 
     def __init__(self, pid_file: Path) -> None:
         self.pid_file, self.over = pid_file, threading.Event()
@@ -70,7 +73,7 @@ def train(ranks, options, *words, slowed=False):
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True)
         if slowed:
-            with Slowed(run / f"pid-{ranks - 1}"):
+            with Slowed(run / f"pid-{ranks - 1 - ('server' in options)}"):
                 out, err = process.communicate(timeout=900)
         else:
             out, err = process.communicate(timeout=900)
@@ -113,7 +116,18 @@ def wires(args):
             print(f"{name:<16}{wire:<12}{told['sent_bytes'] / 1e6:>9.2f}{told['accuracy']:>8.2f}", flush=True)
 
 
-PARTS = {"straggler": straggler, "accuracy": accuracy, "wires": wires}
+def servers(args):
+    """Samples a second of so many workers with so many servers."""
+    print("\nsamples/s of workers with servers")
+    work = ["--images", args.images, "--epochs", args.epochs]
+    for held in (1, 2, 4):
+        for workers in (1, 2, 4, 8):
+            if workers + held <= args.n:
+                told = train(workers + held, ["--sync", "server", "--servers", str(held)], *work)
+                print(f"{workers} workers, {held} servers {told['samples_per_s']:>8.0f}", flush=True)
+
+
+PARTS = {"straggler": straggler, "accuracy": accuracy, "wires": wires, "servers": servers}
 
 
 def main():

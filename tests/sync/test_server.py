@@ -69,7 +69,7 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
 @pytest.mark.parametrize("deaths, options", [
     (([0, "forward", 20],), ("--staleness", "0")),
     (([2, "behind push", 31],), ("--servers", "2")),
-    (([1, "optimizer", 1], [3, "turn", 17]), ("--servers", "2", "--staleness", "0")),
+    (([1, "batch", 15], [3, "turn", 17]), ("--servers", "2", "--staleness", "0")),
 ], ids=str)
 def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, options):
     run = Run(tmp_path, "-n", "4", "--sync", "server", *options, str(HERE / "train.py"), "--norm", deaths=deaths)

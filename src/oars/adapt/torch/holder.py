@@ -110,7 +110,7 @@ class Holder:
 
 def loaded(data: bytes) -> Any:
     """The other way round."""
-    return _load(io.BytesIO(data), weights_only=False)
+    return _load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def dumped(value: Any) -> np.ndarray:

@@ -79,11 +79,12 @@ class Served:
                 _put(tensor, piece, weights)
                 for name, value in told["state"].get(n, {}).items():
                     mine = optimizer.state[tensor]
+                    before = mine.get(name)
                     if not (isinstance(value, torch.Tensor) and value.shape == weights.shape):
-                        mine[name] = value
+                        mine[name] = value.to(before.device) if isinstance(before, torch.Tensor) else value
                         continue
-                    if not _like(mine.get(name), tensor):
-                        mine[name] = torch.zeros_like(tensor)
+                    if not _like(before, tensor):
+                        mine[name] = torch.zeros_like(tensor, dtype=None if tensor.is_complex() else value.dtype)
                     _put(mine[name], piece, value)
 
 
