@@ -31,12 +31,12 @@ def adam_alone(tmp_path_factory):
     return done.stdout.splitlines(), torch.load(folder / "best.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("options", [("-n", "3"), ("-n", "4", "--servers", "2", "--placement", "round-robin")])
-def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone, options):
+def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone):
     """Its optimizer, its schedule and the state that it saves included."""
-    run = Run(tmp_path, *options, "--sync", "server", "--staleness", "0", str(HERE / "train.py"), "--adam")
+    run = Run(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", "--staleness", "0", str(HERE / "train.py"),
+              "--adam")
     assert run.code == 0, run.err
-    assert run.err.startswith("oars: 2 ranks train on own rows, at every step, and ")
+    assert run.err.startswith("oars: 2 ranks train on own rows, at every step, and 2 hold the weights; ")
     lines, saved = adam_alone
     for line, other in zip(run.lines, lines, strict=True):
         assert line.split()[:3] == other.split()[:3]
@@ -68,8 +68,7 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
 
 @pytest.mark.parametrize("deaths, options", [
     (([0, "forward", 20],), ("--staleness", "0")),
-    (([2, "behind push", 31],), ("--servers", "2")),
-    (([1, "batch", 15], [3, "turn", 17]), ("--servers", "2", "--staleness", "0")),
+    (([1, "batch", 20], [2, "behind push", 17]), ("--servers", "2", "--placement", "round-robin")),
 ], ids=str)
 def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, options):
     run = Run(tmp_path, "-n", "4", "--sync", "server", *options, str(HERE / "train.py"), "--norm", deaths=deaths)
@@ -186,6 +185,6 @@ def test_tensors_are_dealt_out_whole_or_in_pieces_and_none_is_missing(how):
         found = sorted((p.tensor, i) for pieces in dealt for p in pieces for i in range(p.start, p.stop))
         assert found == [(t, i) for t, size in enumerate(sizes) for i in range(size)]
         loads = [sum(p.stop - p.start for p in pieces) for pieces in dealt]
-        assert how == "round-robin" or max(loads) <= 1.3 * sum(sizes) / servers
+        assert how == "round-robin" or max(loads) - min(loads) <= 1
     whole = place(sizes, 3, how, cut=False)
     assert [len(pieces) for pieces in whole] == [6, 0, 0]

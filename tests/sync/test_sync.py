@@ -63,9 +63,8 @@ def alone(tmp_path_factory) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("ranks", ["2", "4"])
-def test_an_average_after_every_step_is_the_training_of_one_process(tmp_path, alone, ranks):
-    run = Run(tmp_path, "-n", ranks, "--sync", "local", "--every", "1", str(HERE / "train.py"))
+def test_an_average_after_every_step_is_the_training_of_one_process(tmp_path, alone):
+    run = Run(tmp_path, "-n", "3", "--sync", "local", "--every", "1", str(HERE / "train.py"))
     assert run.code == 0, run.err
     assert run.err.startswith("oars: each rank trains on its own rows, and every 1 steps all average their weights; ")
     for line, other in zip(run.lines, alone, strict=True):
@@ -89,7 +88,7 @@ def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
     assert "the ranks meet" not in run.err  # for the teacher, that is
 
 
-@pytest.mark.parametrize("deaths", [([0, "forward", 20],), ([1, "in exchange", 2],), ([2, "behind exchange", 3],),
+@pytest.mark.parametrize("deaths", [([0, "forward", 20],), ([2, "behind exchange", 3],),
                                     ([1, "batch", 16], [3, "recovered", 1])], ids=str)
 def test_a_death_leaves_no_sample_out(tmp_path, deaths):
     run = Run(tmp_path, "-n", "4", "--sync", "local", "--every", "4", str(HERE / "train.py"), "--norm", deaths=deaths)

@@ -34,21 +34,27 @@ def place(sizes: list[int], servers: int, how: str, cut: bool) -> list[list[Piec
     whole tensors, or at all of them."""
     if not cut:
         return [[Piece(i, 0, size) for i, size in enumerate(sizes)], *([] for _ in range(servers - 1))]
-    most = max(1, -(-sum(sizes) // servers))
-    pieces = []
-    for i, size in enumerate(sizes):
-        parts = max(1, -(-size // most))
-        pieces += [Piece(i, size * n // parts, size * (n + 1) // parts) for n in range(parts)]
     dealt: list[list[Piece]] = [[] for _ in range(servers)]
+    total = sum(sizes)
     if how == "round-robin":
+        most = max(1, -(-total // servers))
+        pieces = [Piece(i, at, min(at + most, size))
+                  for i, size in enumerate(sizes) for at in range(0, size or 1, most)]
         for n, piece in enumerate(pieces):
             dealt[n % servers].append(piece)
         return dealt
-    load = [0] * servers
-    for piece in sorted(pieces, key=lambda piece: piece.start - piece.stop):
-        least = load.index(min(load))
-        dealt[least].append(piece)
-        load[least] += piece.stop - piece.start
+    ends = [total * (server + 1) // servers for server in range(servers)]
+    server = laid = 0  # all in a row, the largest first; cut where one server's share ends and the next one's begins
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        at = 0
+        while True:
+            while server + 1 < servers and laid == ends[server]:
+                server += 1
+            stop = min(sizes[i], at + ends[server] - laid)
+            dealt[server].append(Piece(i, at, stop))
+            laid, at = laid + stop - at, stop
+            if at == sizes[i]:
+                break
     return [sorted(pieces) for pieces in dealt]
 
 
