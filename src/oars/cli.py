@@ -215,27 +215,33 @@ def where(args: argparse.Namespace) -> Any:
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """How the script is to be spread, as the adapters find it in the plan."""
     from oars.run.plan import UsageError, snapshot_plan
+    from oars.run.sync import sync_plan
 
     if args.scale_lr and args.batch != "keep":
         raise UsageError("--scale-lr is for the larger batch of --batch keep; with --batch split the batch, and so "
                          "the learning rate, stay the script's own")
+    together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot,
+                         args.servers, args.staleness, args.backup, args.placement)
     return {
+        **together,
         "batch": args.batch,
         "scale_lr": args.scale_lr,
-        "local_batchnorm": args.local_batchnorm or args.batch == "keep",
+        "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",
         "share_gpus": args.share_gpus,
         "bind": args.bind,
         "launcher": args.launcher,
         "stage_env": args.stage_env,
-        "snapshot": snapshot_plan(args.snapshot),
+        "snapshot": snapshot_plan("off" if args.sync != "allreduce" else args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
     }
 
 
 TAKES_VALUE = {"-n", "--hosts", "--hostfile", "--per-node", "--name", "--batch", "--scale-lr", "--stall", "--on-stall",
-               "--steps", "--snapshot", "-N", "--time", "--partition", "--queue", "--account", "--gpus-per-node",
-               "--env", "--on", "--max-restarts", "--net", "--launcher"}
+               "--sync", "--servers", "--staleness", "--backup", "--placement", "--every", "--outer", "--warmup",
+               "--wire", "--steps", "--snapshot", "-N", "--time",
+               "--partition", "--queue", "--account", "--gpus-per-node", "--env", "--on", "--max-restarts", "--net",
+               "--launcher"}
 
 
 def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -272,6 +278,11 @@ def more_ranks(text: str) -> str:
     if not text.removeprefix("+").isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of ranks: +2 for two more, 6 for six in all")
     return text
+
+
+def steps_or_auto(text: str) -> int | str:
+    """The type of a number of steps that may be left to the run."""
+    return text if text == "auto" else count_of("steps")(text)
 
 
 def number(text: str) -> int:
@@ -354,6 +365,27 @@ def _run_options(verb: Parser) -> list[argparse.Action]:
             help="with --batch keep: learning rates grow with N, or its square root"),
         add("--local-batchnorm", action="store_true",
             help="BatchNorm takes each rank's own statistics (the default with --batch keep)"),
+        add("--sync", choices=("allreduce", "server", "gossip", "local"), default="allreduce",
+            help="allreduce: gradients are averaged at every step, same training (default); local: ranks train on "
+            "their own, and average their weights every K steps; gossip: with one partner a step, not waiting; "
+            "server: some ranks hold the weights, the others push gradients to them"),
+        add("--servers", type=count_of("ranks"), metavar="K", help="with --sync server: so many (default: 1)"),
+        add("--staleness", type=number, metavar="S", help="with --sync server: ranks are at most S steps apart "
+            "(default: 4; 0: all wait for each step)"),
+        add("--backup", type=number, metavar="B", help="with --staleness 0: the slowest B gradients of a step are left "
+            "out"),
+        add("--placement", choices=("round-robin", "balanced"),
+            help="with --sync server: how tensors are dealt to servers (default: balanced, by size)"),
+        add("--rotate", action="store_true", help="with --sync gossip: partners in an order that is drawn anew again "
+            "and again"),
+        add("--every", type=steps_or_auto, metavar="K", help="with --sync local: so many steps (default: 8); auto: as "
+            "many as keep averaging below a twentieth of the time"),
+        add("--outer", choices=("sgd", "nesterov"),
+            help="with --sync local: go on from the mean (sgd, the default), or make a step of the mean change"),
+        add("--warmup", type=count_of("steps"), metavar="STEPS",
+            help="with --sync local: average gradients, as allreduce does, for the first steps"),
+        add("--wire", default="fp32", metavar="KIND",
+            help="how numbers travel between ranks: fp32 (default), bf16, fp16, int8, topk:0.01, powersgd:4"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--bind", action="store_true", help="say at the start which host, cores and GPU each rank has"),
         add("--stage-env", action="store_true", help="bring the Python environment and the script's folder to each "

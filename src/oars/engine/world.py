@@ -41,7 +41,8 @@ class RankLost(Exception):
 class World:
     """All ranks of a run. Collectives must be called by every rank, in the same order."""
 
-    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> None:
+    def __init__(self, comm: Any, board: Board, patient: bool = False, survives: bool = False, first: int = 0,
+                 origin: int | None = None) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -50,11 +51,14 @@ class World:
         patient = any(comm.allgather(patient))  # all wait alike: MPI has other messages for either
         self.patient, self.survives, self.board = patient, survives, board
         self.comm = comm
-        self.origin: int = first + comm.rank  # this rank's number at the start: its name in files and events
+        # This rank's number at the start: its name in files and events.
+        self.origin: int = first + comm.rank if origin is None else origin
         self.node_of: dict[int, int] = {}  # every rank there was -> the first rank of its node
         self.hosts: dict[int, str] = {}
         self.members: list[int] = []  # the living, by their numbers at the start
         self.apart = False  # ranks that are to join others, and have not yet
+        self.servers: list[int] = []  # ranks that are not of this world: they hold its weights (--sync server)
+        self.star: Any = None  # a communicator of all, these too, for messages from one rank to another
         self.command: list[str] = []  # what starts one more rank, but for its number
         self.derived: list[Any] = []  # communicators made from ours, to be revoked with it
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
@@ -64,6 +68,7 @@ class World:
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.seconds = 0.0
         self.exchanged = 0  # bytes averaged so far
+        self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
         self._done = 0
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
@@ -110,10 +115,22 @@ class World:
 
         return cls(MPI.COMM_WORLD, board, patient, survives, first)
 
+    def without(self, servers: list[int]) -> World:
+        """The ranks that are no ``servers``, as a world; and the servers, as another. Both have lines to all."""
+        star = self.comm.Dup()
+        if self.survives:
+            star.Set_errhandler(self._mpi.ERRORS_RETURN)
+        comm = self.comm.Split(int(self.origin in servers), self.rank)
+        part = World(comm, self.board, self.patient, self.survives, origin=self.origin)
+        part.star, part.servers, part.hosts = star, servers, self.hosts
+        return part
+
     # -- collectives
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """Sum ``array`` over all ranks, in place, and return it."""
+        self.sent += array.nbytes
+
         def talk() -> np.ndarray:
             if self.patient:
                 self._wait(self.comm.Iallreduce(self._mpi.IN_PLACE, array), array)
@@ -128,6 +145,8 @@ class World:
 
     def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
         """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
+        self.sent += rows.nbytes
+
         def talk() -> np.ndarray:
             width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
             row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
@@ -154,6 +173,7 @@ class World:
 
     def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
         every = np.empty((comm.size, *mine.shape), mine.dtype)
+        self.sent += mine.nbytes
         if self.patient:
             self._wait(comm.Iallgather(mine, every), every)
         else:

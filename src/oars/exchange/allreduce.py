@@ -24,6 +24,8 @@ _BLOCK = 1 << 16  # elements summed at a time, so that they stay in the core's c
 class Exchange:
     """Averages ``inbox`` over ranks into ``result``; both are shared memory, typed views of the same layout."""
 
+    lossy = False
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.capacity = 0
@@ -69,8 +71,12 @@ class Exchange:
         self.capacity, self._era = capacity, world.adopted
         self.generation += 1
 
-    def average(self, spans: list[tuple[int, int, Any]]) -> None:
-        """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before."""
+    def average(self, spans: list[tuple[int, int, Any]], shapes: list[tuple[int, tuple[int, ...]]] | None = None
+                ) -> None:
+        """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before.
+
+        ``shapes``: the tensors in them (first byte, shape), for who makes use of it (``compressed.py``).
+        """
         def work() -> None:
             for start, count, dtype in spans:
                 self._average_span(start, count, np.dtype(dtype))
@@ -106,6 +112,7 @@ class Exchange:
             from mpi4py import MPI
 
             own = result[low:high]
+            self.world.sent += own.nbytes
             self._across.Allreduce(MPI.IN_PLACE, own)
             np.multiply(own, share, out=own)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from oars.engine.board import Slot
 from oars.run import stacks
 
+SERVES = "serving"  # a server waits for nobody, unless it is stopped
 END = "end"  # of the script: a collective like any: MPI waits there for all
 BUSY = 0.05  # of a core
 MORE_PERIODS = 5  # from the report to the drop, by default
@@ -31,7 +32,7 @@ def judge(slots: list[Slot], held: set[int], waits: dict[int, float]) -> Stall |
 
     ``held``: ranks that do not wait, whatever their slot says; ``waits``: seconds since each rank's slot changed.
     """
-    live = [slot for slot in slots if not slot.gone]
+    live = [slot for slot in slots if not slot.gone and (slot.kind != SERVES or slot.rank in held)]
     waiting = [slot for slot in live if slot.kind and slot.rank not in held]
     if not waiting or any(slot.kind == "input" for slot in waiting) or all(slot.kind == END for slot in live):
         return None

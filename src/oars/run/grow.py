@@ -64,6 +64,8 @@ def unable(plan: dict[str, Any]) -> str:
         return "its ranks talk by NCCL"
     if not plan["survives"]:
         return "its MPI has no ULFM"
+    if plan.get("sync", "allreduce") != "allreduce":
+        return f"--sync {plan['sync']}: its ranks have different weights"
     if plan.get("snapshot") is None:
         return "--snapshot off"
     if plan["batch"] == "keep":

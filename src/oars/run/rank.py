@@ -30,7 +30,7 @@ from oars.engine import links
 from oars.run.launch import RANK_VARIABLES, rank_command
 from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
-from oars.run.script import print_error, run_script
+from oars.run.script import exit_code, print_error, run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
 from oars.run.survive import Survivor
@@ -56,6 +56,9 @@ def main() -> None:
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin, patient)
         world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
+        if world.origin in world.servers:
+            run_server(folder, plan, world, rank)
+            return
     if plan.get("bind") and not first:
         say_places(world, plan)
     hide_ranks(plan)
@@ -69,9 +72,28 @@ def main() -> None:
     code = run_script(plan["script"], plan["args"], plan["module"], ends.failed, copy)
     if tape.playing:
         ends.diverged("it ended before")
-    ends.script_ended(code)
+    ends.script_ended(code or ends.met_the_others())
     if world is None:
         sys.exit(code)
+
+
+def run_server(folder: Path, plan: dict[str, Any], world: Any, rank: int) -> None:
+    """``--sync server``: this rank runs no script, but holds what the others train."""
+    from oars.run.serve import serve
+
+    hide_ranks(plan)
+    ends = Ends(folder, rank, Record(folder, voice=False, world=world), world, folder / error_file(rank, plan), None)
+    ends.watch()
+    code = 0
+    try:
+        serve(folder, plan, world)
+    except BaseException as error:
+        ends.failed(error)
+        code = 1
+    ends.script_ended(code)
+    ends.left()
+    if plan["survives"]:  # without MPI's own end, which may wait for the dead
+        _exit(0)
 
 
 def settle(folder: Path, plan: dict[str, Any], rank: int, first: int, cores: list[int]) -> bool:
@@ -205,8 +227,15 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
         _write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
         _exit(2)
+    if plan.get("sync") == "server":
+        from oars.run.serve import chosen
+
+        gpus = plan["gpus"] if socket.gethostname() == plan["host"] else visible_gpus()
+        world = world.without(chosen(plan["servers"], world.allgather(bool(gpus))))
+        world.command = rank_command()
     board.leave(0)
-    share_stdin(world, plan["stdin_tty"])
+    if world.origin not in world.servers:
+        share_stdin(world, plan["stdin_tty"])
     return world
 
 
@@ -230,7 +259,7 @@ def say_places(world: Any, plan: dict[str, Any]) -> None:
     every = [(mine, BORN)] if world is None else gathered(world, (mine, BORN))
     joined = time.time()
     if world is None or world.rank == 0:
-        for rank, (place, _) in enumerate(every):
+        for rank, (place, _) in zip([0] if world is None else world.members, every, strict=True):
             print(f"oars: rank {rank} {place}", file=sys.stderr)
         last = max(born for _, born in every)
         print(f"oars: started in {joined - plan['launched']:.2f} s: {last - plan['launched']:.2f} s until the last "
@@ -258,7 +287,7 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
         from oars.adapt import clock, random, rewind
 
         random.install(world or Alone(), plan)
-        clock.install(world)
+        clock.install(None if plan.get("sync", "allreduce") != "allreduce" else world)
         if "joining" in plan or "resume" in plan:
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
@@ -358,6 +387,19 @@ class Ends:
         _write(self.folder, f"error-{self.rank}.json", {"usage": text})
         _exit(2)
 
+    def met_the_others(self) -> int:
+        """What an adapter has to do when the script has come to its good end; the exit code."""
+        if os.getpid() != self.pid:
+            return 0
+        try:
+            self.record.at_end()
+        except SystemExit as end:
+            return exit_code(end.code)
+        except BaseException as error:
+            self.failed(error)
+            return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return 0
+
     def script_ended(self, code: int) -> None:
         """The script's own code is done; its threads and atexit handlers follow."""
         if os.getpid() != self.pid:
@@ -369,6 +411,7 @@ class Ends:
         if os.getpid() == self.pid:
             if self.joins and self.world.apart:
                 _exit(0)
+            code = code or self.met_the_others()
             self.record.close()
             _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
             files.close()

@@ -35,6 +35,7 @@ class Record:
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
+        self.at_end: Callable[[], None] = lambda: None  # set by an adapter that has to meet the other ranks then
         self.played = False  # what the script does now it has done before: nothing is written
         self.weights: Callable[[], int] = int  # bytes that optimizers change: what several ranks would exchange
         self.times = Times(folder, world)
@@ -238,6 +239,7 @@ class Record:
             "exchange_seconds": exchange,
             "exchange_bytes": round(talk[1] / more) or self.weights() or None,  # a step
             "meetings": round(talk[0] / more, 2),
+            "sent_bytes": self._world.sent if self._world is not None else 0,
             "gathers": [
                 {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}
                 for site, (times, spent, nbytes) in self.gathers.items()

@@ -77,7 +77,7 @@ def changed(old: dict[str, Any], period: str | None, snapshot: str) -> dict[str,
         again = {**{k: v for k, v in (old.get("snapshot") or {}).items() if k != "end"}, **again}
     kept = {name: old[name] for name in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall")}
     kept["bind"], kept["launcher"] = old.get("bind"), old.get("launcher", "mpirun")
-    kept["stage_env"] = old.get("stage_env")
+    kept["stage_env"], kept["wire"] = old.get("stage_env"), old.get("wire", "fp32")
     return {**kept, "seed": old["seed"], "snapshot": again or {}, "resume": snapshot}
 
 

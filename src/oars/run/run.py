@@ -18,6 +18,7 @@ from oars.run.screen import closing_lines
 from oars.run.stage import line as stage_line
 from oars.run.stage import stage
 from oars.run.supervise import Supervisor
+from oars.run.sync import check_servers, first_line
 from oars.watch.tb import update_quietly
 
 DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
@@ -27,6 +28,7 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
         args: list[str], module: bool) -> int:
     """Run a script on ``ranks`` ranks and return its exit code."""
     plan = make_plan(script, args, module, ranks, find(where), where.per_node, **options)
+    check_servers(plan)
     if plan["ranks"] > 1:
         add_mpi(plan)
     folder = make_folder(name, stem_of(script, module))
@@ -35,6 +37,8 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan["ranks"] > 1 and not plan["survives"] and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + why_not(plan))
+    if line := first_line(plan):
+        supervisor.screen.say(line)
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))
 
 

@@ -256,7 +256,8 @@ class Watch:
 
 def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:
     """A line about the rank that the others wait for: it waits least, and by how much less than they is lost."""
-    waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last[: len(first)] if not slot.gone}
+    waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last[: len(first)]
+              if not slot.gone and slot.kind != blame.SERVES}
     if seconds < SLOW_RUN or len(waited) < 2:
         return []
     slow = min(waited, key=lambda rank: waited[rank])

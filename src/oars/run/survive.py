@@ -18,6 +18,7 @@ class Survivor:
 
     def __init__(self, folder: Path, plan: dict[str, Any], world: Any, record: Record, stdin: str) -> None:
         self.folder, self.plan, self.world, self.record, self.stdin = folder, plan, world, record, stdin
+        self._servers = list(world.servers)  # as they were at the start
         world.on_loss.append(self.lost)
         if world.era:
             self._tell(sorted(self._dead(world.members)), "start", world.members)
@@ -51,6 +52,7 @@ class Survivor:
             fallen = self.world.fallen()  # those who left in good order too
             dead = {m for m in fallen if not self._ended(m)}
             living = [m for m in self.world.members if m not in dead]
+            self._look_at_servers()
             summary = (self.folder / "summary.json").exists()  # the voice's last word
             first = next(m for m in self.world.members if m not in fallen)
             if not summary and first == self.world.origin and not self.record.voice:
@@ -64,14 +66,28 @@ class Survivor:
                 return
             time.sleep(0.002)
 
+    def _look_at_servers(self) -> None:
+        """One that has died unnoticed is told of."""
+        if self.world.servers:
+            star = self.world.star
+            failed = star.Get_failed()
+            ranks = failed.Translate_ranks(list(range(failed.size)), star.Get_group())
+            dead = [rank for rank in self.world.servers if rank in ranks and not self._ended(rank)]
+            if dead:
+                self.world.servers = [rank for rank in self.world.servers if rank not in dead]
+                self._tell(dead, "end", self.world.members)
+                self.record.close()
+
     def _ended(self, rank: int) -> bool:
         return (self.folder / f"exit-{rank}.json").exists()
 
     def _dead(self, living: list[int]) -> set[int]:
-        return set(range(max(self.world.node_of) + 1)) - set(living)
+        known = {*self.world.node_of, *self.world.servers, *self._servers}
+        return set(range(max(known) + 1)) - set(living) - set(self.world.servers)
 
     def _tell(self, gone: list[int], phase: str, living: list[int]) -> None:
-        self.record.lost(gone, [self.world.hosts.get(r, "?") for r in gone], phase, len(living))
+        self.record.lost(gone, [self.world.hosts.get(r, "?") for r in gone], phase,
+                         len(living) + len(self.world.servers))
         if self.record.voice:
             for rank in self._dead(living):  # all: whoever had to say it before may be dead too
                 os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))

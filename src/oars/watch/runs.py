@@ -76,11 +76,12 @@ class Run:
         """What was typed, but for options that say nothing about the training."""
         plan = self.plan
         words = ["oars", "run", "-n", str(self.ranks)]
-        for option in ("batch", "scale_lr", "local_batchnorm", "share_gpus"):
+        for option in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "sync", "every", "outer", "warmup",
+                       "rotate", "servers", "staleness", "backup", "placement", "wire"):
             value = plan.get(option)
             if value is True:
                 words.append("--" + option.replace("_", "-"))
-            elif value not in (None, False, "split"):
+            elif (option == "staleness" and value == 0) or value not in (None, False, "split", "allreduce", "fp32", 0):
                 words += ["--" + option.replace("_", "-"), str(value)]
         return f"{shlex.join(words)} {self.what}"
 

@@ -108,6 +108,15 @@ def arm_record(module):
     around(module.Record, "become_voice", "taking over")
 
 
+def arm_serving(module):
+    around(module.Server, "_push", "push", "behind push")
+    around(module.Part, "turn", "turn", "behind turn")
+
+
+def arm_holder(module):
+    around(module, "dumped", "handing over")
+
+
 ARMS = {
     "oars.engine.world": arm_world,
     "oars.adapt.torch.loaders": arm_loaders,
@@ -116,6 +125,8 @@ ARMS = {
     "torch.optim.sgd": arm_sgd,
     "oars.run.survive": arm_survive,
     "oars.run.record": arm_record,
+    "oars.exchange.serving": arm_serving,
+    "oars.adapt.torch.holder": arm_holder,
 }
 
 

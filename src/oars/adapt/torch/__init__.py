@@ -2,7 +2,8 @@
 
 ``install`` puts the patches in place (docs/how-it-works.md lists them): loaders give Rows (``loaders``), operations on
 them work on own rows or gather (``rows``, ``rules``, ``shapes``, ``layers``, ``losses``), module calls run on plain
-local rows (``calls``), and ``backward`` leaves the global gradients everywhere (``gradients``).
+local rows (``calls``), and ``backward`` leaves the global gradients everywhere (``gradients``), unless ranks train on
+their own for a while (``apart``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,29 @@ def install(world: Any, plan: dict, record: Any) -> None:
     from oars.adapt.torch.context import ctx
 
     ctx.record, ctx.plan = record, plan
-    gradients = None
+    gradients: Any = None
     if world is not None:
         ctx.world, ctx.rank, ctx.size = world, world.rank, world.size
-        ctx.era = world.era
+        ctx.era, ctx.members = world.era, world.members
         world.adopt()
         world.phase = ctx.phase
         from oars.adapt.torch import calls, functions, hooks, layers, loaders, losses, noise, norm, shapes
         from oars.adapt.torch import gradients as gradients_
 
         assert layers and losses and shapes  # imported for the rules they register
-        gradients = gradients_.install()
+        ctx.alone = plan.get("sync", "allreduce") != "allreduce"
+        if ctx.alone:
+            from oars.adapt.torch import apart
+
+            gradients = apart.OwnGradients()
+        else:
+            gradients = gradients_.Gradients()
+        gradients_.install(gradients)
         for part in (noise, norm, calls, functions, hooks, loaders):
             part.install()
     steps.install(torch, gradients)
+    if ctx.alone:
+        apart.install(gradients)
     if plan.get("snapshot") is not None:
         taking = snapshots.install(gradients)
         if "joining" in plan:

@@ -1,4 +1,4 @@
-"""Where gradients lie in the exchange's flat buffers."""
+"""Where gradients, and weights, lie in the exchange's flat buffers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,29 @@ from oars.exchange.allreduce import Exchange
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
+class Layout:
+    """Tensors of these shapes behind each other, those of one precision together."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], kinds: list[torch.dtype]) -> None:
+        self._tensors, self.nbytes = [(0, s, d) for s, d in zip(shapes, kinds, strict=True)], 0
+        self.spans: list[tuple[int, int, Any]] = []  # (first byte, elements, dtype)
+        for dtype in _NUMPY:
+            start = self.nbytes
+            for i, (_, shape, of) in enumerate(self._tensors):
+                if of is dtype:
+                    self._tensors[i] = (self.nbytes, shape, of)
+                    self.nbytes += prod(shape) * dtype.itemsize
+            if self.nbytes > start:
+                self.spans.append((start, (self.nbytes - start) // dtype.itemsize, _NUMPY[dtype]))
+            self.nbytes = -(-self.nbytes // 64) * 64
+        self.shapes = [(first, shape) for first, shape, _ in self._tensors]
+
+    def views(self, buffer: np.ndarray) -> list[torch.Tensor]:
+        """The tensors that lie in a buffer."""
+        flat = torch.from_numpy(buffer)
+        return [flat[o : o + prod(s) * d.itemsize].view(d).view(s) for o, s, d in self._tensors]
+
+
 class Plan:
     """One set of leaves that get gradients together: their order (by serial) and their places."""
 
@@ -29,25 +52,11 @@ class Plan:
         kinds = [(s, tuple(p.shape), str(p.dtype), s in odd) for s, p in leaves.items()]
         self.digest = zlib.crc32(repr(kinds).encode())
         self._complex = any(p.is_complex() for p in flat.values())
-        self._shapes = [(*p.shape, 2) if p.is_complex() else tuple(p.shape) for p in flat.values()]
-        self._carried = [_carried(p.dtype) for p in flat.values()]
-        self._lay_out()
+        self.layout = laid_out(list(flat.values()))
+        self.nbytes, self.spans, self.shapes = self.layout.nbytes, self.layout.spans, self.layout.shapes
         self._generation = -1
         self._inbox: list[torch.Tensor] = []
         self._result: list[torch.Tensor] = []
-
-    def _lay_out(self) -> None:
-        self._offsets, self.nbytes = [0] * len(self._shapes), 0
-        self.spans: list[tuple[int, int, Any]] = []  # (first byte, elements, dtype)
-        for dtype in _NUMPY:
-            start = self.nbytes
-            for i, shape in enumerate(self._shapes):
-                if self._carried[i] is dtype:
-                    self._offsets[i] = self.nbytes
-                    self.nbytes += prod(shape) * dtype.itemsize
-            if self.nbytes > start:
-                self.spans.append((start, (self.nbytes - start) // dtype.itemsize, _NUMPY[dtype]))
-            self.nbytes = -(-self.nbytes // 64) * 64
 
     def _died(self, _: Any) -> None:
         self.dead = True  # the ids this plan goes by may soon mean other tensors
@@ -64,7 +73,7 @@ class Plan:
     def lay_in(self, exchange: Exchange, gradients: list[torch.Tensor]) -> None:
         """Copy gradients into this rank's inbox."""
         if self._generation != exchange.generation:
-            self._inbox, self._result = self._views(exchange.inbox), self._views(exchange.result)
+            self._inbox, self._result = self.layout.views(exchange.inbox), self.layout.views(exchange.result)
             self._generation = exchange.generation
         if gradients:
             torch._foreach_copy_(self._inbox, gradients)
@@ -73,12 +82,53 @@ class Plan:
         """Copy the averages into the gradients."""
         torch._foreach_copy_(gradients, self._result)
 
-    def _views(self, buffer: np.ndarray) -> list[torch.Tensor]:
-        flat = torch.from_numpy(buffer)
-        return [flat[o : o + prod(s) * d.itemsize].view(d).view(s)
-                for o, s, d in zip(self._offsets, self._shapes, self._carried, strict=True)]
+
+class Weights:
+    """Tensors that are averaged themselves: one optimizer's parameters, or what else ranks have changed."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.layout = laid_out(tensors)
+        self.digest = zlib.crc32(repr([(tuple(t.shape), str(t.dtype)) for t in tensors]).encode())
+
+    def lay_in(self, buffer: np.ndarray) -> None:
+        """Copy them into a buffer."""
+        with torch.no_grad():
+            for view, tensor in zip(self.layout.views(buffer), self.tensors, strict=True):
+                view.copy_(real(tensor))
+
+    def take_out(self, buffer: np.ndarray) -> None:
+        """Copy what is in a buffer into them."""
+        with torch.no_grad():
+            for view, tensor in zip(self.layout.views(buffer), self.tensors, strict=True):
+                real(tensor).copy_(view)
+
+    def distance(self, buffer: np.ndarray) -> float:
+        """How far they are from what is in a buffer, relative to its length."""
+        with torch.no_grad():
+            views = self.layout.views(buffer)
+            apart = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
+                        for view, t in zip(views, self.tensors, strict=True))
+            length = sum(float(view.square().sum()) for view in views)
+        return (apart / length) ** 0.5 if length else 0.0
 
 
-def _carried(dtype: torch.dtype) -> torch.dtype:
+def weights_of(optimizer: Any) -> list[torch.Tensor]:
+    """What an optimizer steps."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def laid_out(tensors: list[Any]) -> Layout:
+    """Where tensors like these lie in a buffer."""
+    return Layout([(*t.shape, 2) if t.is_complex() else tuple(t.shape) for t in tensors],
+                  [carried(t.dtype) for t in tensors])
+
+
+def carried(dtype: torch.dtype) -> torch.dtype:
     """In what precision a gradient crosses."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

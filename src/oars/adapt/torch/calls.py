@@ -72,6 +72,12 @@ def forget() -> None:
         known.clear()
 
 
+def moving_buffers() -> list[torch.Tensor]:
+    """The numbers that models change by themselves when they are called: running statistics and the like."""
+    every = {id(b): b for _, moved in _moving.values() for b in moved if b.is_floating_point() or b.is_complex()}
+    return list(every.values())
+
+
 def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``nn.Module.__call__``."""
     if ctx.plain:
@@ -119,7 +125,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
-    key = (self.training, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
+    key = (self.training, ctx.apart, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
     of_module = _verdicts.get(self)
     if of_module is None or len(of_module) > 100:  # numbers among the arguments are part of the key
         of_module = _verdicts[self] = {}
@@ -221,8 +227,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
                           "so that it drops what one process would")
         trace.events.append("random")
-    # Nothing that the ranks see should differ, but were it to, they must still call alike.
-    if ctx.world.allgather_alike(np.array([len(trace.events)])).any():
+    # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
+    if not ctx.apart and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
         trace.events.append("elsewhere")
     gathers = [e for e in trace.events if e.startswith("gather")]
     if not trace.events:

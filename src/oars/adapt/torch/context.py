@@ -34,8 +34,12 @@ class Context:
         self.plan: dict = {}
         self.rank = 0
         self.size = 1
+        self.members: list[int] = []  # the ranks that batches are cut for, by their numbers at the start
         self.era = 0  # how often ranks were lost: rows of an earlier one must be made anew before they are used
         self.grown = 0  # the era in which ranks last joined
+        self.alone = False  # ranks train on their own for a while (--sync local)
+        self.apart = False  # ... and do so now
+        self.shares: tuple[int, ...] = ()  # how fast each rank is, where they differ much: batches are cut like that
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost
         self.going_back = False  # inside a backward of the script's
@@ -53,8 +57,8 @@ class Context:
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
 
     def nccl(self) -> Any:
-        """How CUDA tensors cross, or None where ranks share GPUs: then they go through the host."""
-        if self._nccl is None and not self.plan.get("share_gpus"):
+        """How CUDA tensors cross, or None where ranks share GPUs, or code them: then they go through the host."""
+        if self._nccl is None and not self.plan.get("share_gpus") and self.plan.get("wire", "fp32") == "fp32":
             from oars.engine.nccl import Nccl
 
             self._nccl = Nccl(self.world)
@@ -64,6 +68,7 @@ class Context:
         """After a loss: from here on batches are cut for the ranks that are left."""
         self.world.adopt()
         self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
+        self.members, self.shares = self.world.members, ()
         self._nccl = None
         offsets_of.cache_clear()
 
@@ -86,7 +91,10 @@ ctx = Context()
 
 @lru_cache(maxsize=4096)
 def offsets_of(rows: int) -> Offsets:
-    """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row."""
+    """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row, or by ``ctx.shares``."""
+    if ctx.shares and rows >= ctx.size:  # a row for each, and the rest by shares
+        sums = [sum(ctx.shares[:r]) for r in range(ctx.size + 1)]
+        return tuple(r + round((rows - ctx.size) * s / sums[-1]) for r, s in enumerate(sums))
     each, more = divmod(rows, ctx.size)
     return tuple(r * each + min(r, more) for r in range(ctx.size + 1))
 

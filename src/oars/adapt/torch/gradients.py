@@ -23,7 +23,7 @@ from oars.adapt.torch.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import Rows
 from oars.adapt.torch.steps import write_ledger
 from oars.engine.world import RankLost
-from oars.exchange.allreduce import Exchange
+from oars.exchange.compressed import exchange_by
 
 _backward = torch.autograd.backward
 _grad = torch.autograd.grad
@@ -34,7 +34,7 @@ class Gradients:
     """The leaves of all graphs, who of them got gradients, and their exchange."""
 
     def __init__(self) -> None:
-        self.exchange = Exchange(ctx.world)
+        self.exchange = exchange_by(ctx.world, ctx.plan.get("wire", "fp32"))
         self.serials: dict[int, tuple[int, weakref.ref]] = {}  # id -> (order of first appearance, leaf)
         self.next_serial = 0
         self.touched: list[torch.Tensor] = []
@@ -267,7 +267,7 @@ class Gradients:
                     exchange.reserve(plan.nbytes)
                     plan.lay_in(exchange, gradients)
                     exchange.agree(header)
-                exchange.average(plan.spans)
+                exchange.average(plan.spans, plan.shapes)
                 plan.take_out(gradients)
         self.interrupt |= bool(headers[:, 2].any())
 
@@ -445,9 +445,8 @@ class _Watched:
         _grad_slot.__set__(tensor, value)
 
 
-def install() -> Gradients:
+def install(gradients: Gradients) -> None:
     """Patch backward and grad, and watch every parameter from its making."""
-    gradients = Gradients()
     lineage.arrived = gradients.arrived
     ctx.record.polls = True
     rows_.enter = gradients.enter
@@ -462,4 +461,3 @@ def install() -> Gradients:
         return made
 
     nn.Parameter.__new__ = staticmethod(parameter)  # type: ignore[assignment]
-    return gradients

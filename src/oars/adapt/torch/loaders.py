@@ -100,7 +100,12 @@ def next_index(self: Any) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era))
-    return indices if way == WHOLE else cut
+    return indices if way == WHOLE or on_every_rank(len(indices)) else cut
+
+
+def on_every_rank(rows: int) -> bool:
+    """Whether a batch is too small to be cut for ranks that train on their own: then each has it whole."""
+    return ctx.alone and rows < ctx.size
 
 
 def _several(self: Any, first: list) -> tuple[list, tuple]:
@@ -146,7 +151,8 @@ def _for_the_living(self: Any, cut: Cut) -> tuple[Any, Cut]:
     whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in _DEFAULT)
     cut = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
     fetcher = _fetcher(self)
-    return (_fetch(fetcher, cut.indices) if _way(self)[0] == WHOLE and not cut.whole else fetch(fetcher, cut)), cut
+    plain = _way(self)[0] == WHOLE or on_every_rank(len(cut.indices))
+    return (_fetch(fetcher, cut.indices) if plain and not cut.whole else fetch(fetcher, cut)), cut
 
 
 def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
@@ -190,7 +196,7 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     if cut.whole:
         every, spec = data
         return _probed(self, every, spec, cut)
-    if way == WHOLE:
+    if way == WHOLE or on_every_rank(len(cut.indices)):
         return data if not isinstance(data, str) and len(cut.indices) == collate.length(data) else _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are

@@ -31,6 +31,11 @@ def allreduce(x: torch.Tensor) -> torch.Tensor:
     return buffer.to(x.device, x.dtype)
 
 
+def mean(x: torch.Tensor) -> torch.Tensor:
+    """A new tensor: the mean of all ranks' ``x``."""
+    return allreduce(x) / ctx.size
+
+
 def unless_spoilt(collective: Any, *args: Any) -> None:
     """In a backward during which a rank was lost: no messages any more; it only runs to its end, for what is above."""
     if ctx.spoilt:
@@ -79,7 +84,7 @@ class Mean(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return allreduce(x) / ctx.size
+        return mean(x)
 
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -1,0 +1,397 @@
+"""Ranks on their own: what ``--sync local``, ``gossip`` and ``server`` make of a script (docs/sync.md).
+
+A model that is called with gradients is *training*: from there on ranks are *apart*. The script still sees global
+batches of which a rank holds its rows, but work that mixes rows asks nobody: what this rank has is taken for its share
+of the whole (times N), so the loss and the gradients are its own estimate of the global ones, and nobody waits. A
+model that is called without gradients is *evaluated*: the ranks meet, take the mean of their weights, and all that
+follows is exact, as under allreduce, until the next training call. They meet as well every K steps (``local``), where
+weights are read (``state_dict``, ``torch.save``), where a loader begins, and at the end.
+
+Ranks that are apart read different values and could take different branches. So at every meeting each says where in the
+script it is. One whose loop was shorter takes part in the others' averages until they come to where it waits. Ranks
+that come to different places have parted: the run ends, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+from oars.adapt.torch import calls, collate, lineage, servers, wire
+from oars.adapt.torch.buckets import Weights, weights_of
+from oars.adapt.torch.context import ctx, site
+from oars.adapt.torch.gossip import Talks
+from oars.adapt.torch.gradients import Gradients
+from oars.adapt.torch.owed import Owed
+from oars.adapt.torch.rows import Rows
+from oars.adapt.torch.shares import Estimate, Pace
+from oars.engine.world import RankLost
+from oars.exchange.allreduce import Exchange
+from oars.exchange.compressed import exchange_by
+from oars.exchange.local import Round
+
+_allreduce, _mean = wire.allreduce, wire.mean
+_COLLECTIVES = ("allreduce", "allgather", "allgather_rows", "allgather_alike", "broadcast")
+PLACES = ("ended a round", "began to read a loader", "evaluated", "read its weights", "came to its end",
+          "looked for the others", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
+STEP, LOADER, EVALUATION, WEIGHTS, END, NOTICE = range(6)
+
+
+class OwnGradients(Gradients):
+    """While ranks are apart, gradients stay each rank's own."""
+
+    owed: Owed
+
+    def _put_off(self) -> None:
+        super()._put_off()
+        self.owed.learnt()
+
+    def settle(self) -> None:
+        """Nothing is exchanged."""
+        if not ctx.apart:
+            super().settle()
+            self.owed.learnt()
+            return
+        if self.pending:
+            del torch.Tensor.grad
+            self.pending.clear()
+        self.touched.clear()
+        self.passes.clear()
+        self.base.clear()
+        ctx.handed.clear()
+        self.owed.learnt()
+
+
+class Apart:
+    """When ranks are on their own, and where they meet."""
+
+    def __init__(self, gradients: OwnGradients) -> None:
+        plan = ctx.plan
+        self.auto, self.warmup, self.outer = plan["every"] == "auto", plan["warmup"], plan["outer"]
+        self.every = 8 if self.auto else plan["every"]  # steps of a round; to begin with
+        self.talks = Talks() if plan["sync"] == "gossip" else None
+        self.exact = Exchange(ctx.world)
+        self.exchange = exchange_by(ctx.world, plan["wire"]) if plan["sync"] == "local" else self.exact
+        self.owed = gradients.owed = Owed()
+        self.servers: servers.Servers | None = None
+        self.rounds: WeakKeyDictionary[Optimizer, Round] = WeakKeyDictionary()  # in the order they were made
+        self.estimate, self.pace = Estimate(), Pace()
+        self.made = 0  # optimizers
+        self.moved = 0  # steps since all was averaged
+        self.meeting = False  # collectives are those of a meeting
+        self.evaluations = 0
+        self.parted = 0  # steps since ranks parted
+        if plan["sync"] == "server":
+            self.servers = servers.Servers(self.estimate, self.pace, self.owed)
+        # Whether ranks are at different steps when a death is noticed.
+        self.loose = self.talks is not None or self.servers is not None
+
+    # -- training and evaluation
+
+    def turn(self, module: nn.Module, leaves: list) -> None:
+        """The script calls a module: is this training, or evaluation?
+
+        Evaluated is what is called without gradients, or in ``eval()``, on rows of a loader that nobody learns from, or
+        on no loader's. (A teacher, too, is called without gradients, but on the batch that is learnt from.)
+        """
+        if next(module.parameters(), None) is None:  # a loss
+            return
+        if self.servers is not None and ctx.apart:
+            self.servers.pull()
+        grad, rows = torch.is_grad_enabled(), any(isinstance(x, Rows) for x in leaves)
+        if (grad and module.training) or (rows and self.owed.training()):
+            if grad and _trained(module):
+                self.estimate.see(leaves)
+                if rows:
+                    self.owed.to_learn()
+                if not ctx.apart and ctx.record.steps >= self.warmup:
+                    self.part()
+            return
+        if ctx.apart:
+            self.evaluations += 1
+            if self.evaluations == 20 and self.evaluations * 2 > ctx.record.steps:
+                ctx.record.notice(f"a model is called without gradients at {site()}, on no loader's batch: the ranks "
+                                  "meet and average there every time")
+            self.meet(EVALUATION)
+        self.owed.not_learnt()
+
+    def part(self) -> None:
+        """All weights are equal: from here on every rank is on its own."""
+        self.parted = 0
+        if self.servers is not None:
+            self.servers.open({optimizer: round_.number for optimizer, round_ in self.rounds.items()})
+        for optimizer, round_ in self.rounds.items():
+            if round_.by_change:
+                weights = Weights(weights_of(optimizer))
+                buffer = np.zeros(weights.layout.nbytes, np.uint8)
+                weights.lay_in(buffer)
+                round_.begin(buffer)
+        self.pace.go()
+        ctx.apart, wire.allreduce, wire.mean = True, self.estimate.allreduce, self.estimate.mean
+
+    def _unite(self) -> None:
+        ctx.apart, wire.allreduce, wire.mean = False, _allreduce, _mean
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step."""
+        if not ctx.apart:  # gradients were averaged
+            if ctx.record.steps > self.warmup:
+                ctx.record.notice("no nn.Module in train() is called to train: gradients are averaged at every step, "
+                                  "as under --sync allreduce")
+            return
+        self.moved += 1
+        round_ = self.rounds[optimizer]
+        round_.steps += 1
+        self.parted += 1
+        if ctx.record.interrupted:
+            self.meet(NOTICE)
+        elif not self.loose:
+            if round_.steps >= self.every:
+                self.meet(STEP, round_.number)
+        elif ctx.era != ctx.world.era or (ctx.world.survives and ctx.world.fallen()):
+            self.meet(NOTICE)
+        elif self.talks is not None:
+            self.talks.step(optimizer, round_.number, self.owed.count())
+        elif self.parted >= 8 and self.parted & (self.parted - 1) == 0:  # 8, 16, 32, …: cut batches by who is how fast
+            self.meet(NOTICE)
+
+    # -- meetings
+
+    def meet(self, place: int, of: int = -1) -> None:
+        """Wait for all ranks to come to this place of the script; average what is to be averaged there."""
+        self.meeting = True
+        if self.servers is not None and ctx.apart:
+            self.servers.away()
+        pace = self.pace.told(self.owed.taken()) if ctx.apart else 0
+        try:
+            while True:
+                try:
+                    if not self.loose:
+                        self.owed.mourn({})
+                    if self._met(place, of, pace):
+                        return
+                except RankLost:
+                    operation = NOTICE < place < len(PLACES) - 1  # a broadcast needs nobody's rows
+                    if not self.loose or operation:
+                        lineage.renew()
+                    else:
+                        ctx.world.adopt()  # batches stay cut as they are until all ranks stand at one place
+                    if operation:
+                        raise  # it begins anew for the living
+        finally:
+            self.meeting = False
+            self.pace.go()
+
+    def _met(self, place: int, of: int, pace: int) -> bool:
+        """One meeting; whether all had come for the same."""
+        rates = zlib.crc32(repr(self._rates()).encode())
+        told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps, pace,
+                                          self.owed.rows, self.pace.worth(self.every)]))
+        at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
+        if ctx.world.era != ctx.era:  # only where ranks are loose
+            if not same or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
+                return place == NOTICE and bool((at != NOTICE).any() or (told[:, 5] > ctx.record.steps).any())
+            self._renew()
+            if self.servers is not None:
+                self.servers.together()
+            if place > NOTICE:
+                raise RankLost
+        elif same and self.servers is not None:
+            self.servers.together()
+        if same and (told[:, 4] != rates).any():
+            self._same_rates()
+        passing = (at == STEP) | (at == NOTICE)
+        if passing.any() and (at <= NOTICE).all():
+            self._pass(told[at == STEP], told)
+        elif not same:
+            self._parted(told)
+        elif place in (EVALUATION, WEIGHTS, END) and told[:, 2].any():
+            self._average_all(told[:, 7])
+        if same and place <= NOTICE and (told[:, 5] == ctx.record.steps).all():
+            self.pace.share(told[:, 6].tolist())
+            if self.auto and place == STEP:
+                self.every = int(told[:, 8].max())
+        if place == EVALUATION and not passing.any():
+            self._unite()
+        if told[:, 3].any():
+            ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
+        return place in (STEP, NOTICE) or not passing.any()
+
+    def _pass(self, stepping: np.ndarray, told: np.ndarray) -> None:
+        """Some ranks end a round; whoever waits elsewhere for them takes part."""
+        if not len(stepping):
+            return
+        if (stepping[:, 1] != stepping[0, 1]).any():
+            self._parted(told)
+        self.pace.averages()
+        self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), told[:, 7])
+        self.owed.settle()
+        self.pace.averaged()
+
+    def _renew(self) -> None:
+        """All ranks that are left stand at one place: from here on batches are cut for them."""
+        told: dict[int, int] = {}
+        for heard in ctx.world.allgather((self.talks or self.servers).heard):  # type: ignore[union-attr]
+            told.update({m: max(n, told.get(m, 0)) for m, n in heard.items()})
+        lineage.renew()
+        self.owed.mourn(told)
+
+    def _average(self, optimizer: Optimizer, rows: np.ndarray) -> None:
+        """One optimizer's weights: from every rank's own to those all go on from, by the ``rows`` each has learnt."""
+        round_, weights = self.rounds[optimizer], Weights(weights_of(optimizer))
+        round_.fit(weights.layout.nbytes)
+        through, layout = round_.through(), weights.layout
+        share = len(rows) * rows[ctx.world.rank] / rows.sum() if rows.any() else 1.0
+        self._lay_in(through, weights, lambda: round_.lay_in(layout.spans, share))
+        mean = round_.close(layout.nbytes, layout.spans, layout.shapes)
+        if self.talks is not None:
+            ctx.record.event("consensus", step=ctx.record.steps, distance=weights.distance(mean))
+        weights.take_out(mean)
+
+    def _lay_in(self, through: Exchange, weights: Weights, then: Callable[[], None] = lambda: None) -> None:
+        if not through.holds(weights.layout.nbytes):
+            through.reserve(weights.layout.nbytes)
+        weights.lay_in(through.inbox)
+        then()
+        if (through.agree(np.array([weights.digest], np.int64)) != weights.digest).any():
+            raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
+                               "differently on some ranks")
+
+    def _average_all(self, rows: np.ndarray) -> None:
+        """Every optimizer's weights, and what models have changed by themselves: running statistics."""
+        if self.talks is not None:
+            self.talks.fall_silent({o: r.number for o, r in self.rounds.items()}, self.owed.count())
+        if self.servers is not None:
+            self.servers.bring_home()
+        else:
+            self._average_weights(rows)
+        rest = Weights(calls.moving_buffers())
+        if rest.tensors:
+            self._lay_in(self.exact, rest)
+            self.exact.average(rest.layout.spans)
+            rest.take_out(self.exact.result)
+        self.owed.settle()
+        self.moved = 0
+        if self.talks is not None:
+            self.talks.heard.clear()
+
+    def _average_weights(self, rows: np.ndarray) -> None:
+        steps = ctx.world.allgather({r.number: r.steps for r in self.rounds.values()})
+        for optimizer, round_ in list(self.rounds.items()):
+            # One that the script has dropped goes when Python finds it, on some ranks before others.
+            if all(round_.number in of for of in steps) and any(of[round_.number] for of in steps):
+                self._average(optimizer, rows)
+
+    def _rates(self) -> list:
+        """Every optimizer's settings: learning rates and the like."""
+        return [[{k: v for k, v in group.items() if isinstance(v, (int, float, str, tuple))}
+                 for group in optimizer.param_groups] for optimizer in self.rounds]
+
+    def _same_rates(self) -> None:
+        """A schedule that goes by a rank's own loss: all take the first rank's."""
+        first = ctx.world.allgather(self._rates())[0]
+        for optimizer, groups in zip(self.rounds, first, strict=True):
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+        ctx.record.notice("the ranks' learning rates had come apart (a schedule goes by each rank's own loss): all "
+                          "take the first rank's")
+
+    def _parted(self, told: np.ndarray) -> NoReturn:
+        here, there = 0, int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
+        names = [ctx.world.members[r] for r in (here, there)]
+        print(f"oars: the ranks have parted: rank {names[0]} {PLACES[told[here, 0]]}, rank {names[1]} "
+              f"{PLACES[told[there, 0]]}. While they train on their own each reads its own loss: let the script decide "
+              "by what it reads in evaluation, or use --sync allreduce", file=sys.__stderr__, flush=True)
+        raise SystemExit(2)
+
+    def end(self) -> None:
+        """The script has come to its end here."""
+        self.meet(END)
+        self.owed.end()
+        if self.servers is not None:
+            self.servers.write()
+        self._unite()
+
+
+def _trained(module: nn.Module) -> bool:
+    return any(id(p) in ctx.optimizer_of for p in module.parameters())
+
+
+def _outermost(apart: Apart) -> bool:
+    return not (apart.meeting or ctx.plain or ctx.busy or ctx.depth) and (
+        threading.current_thread() is threading.main_thread())
+
+
+def install(gradients: OwnGradients) -> Apart:
+    """Patch around what other parts of the adapter have patched already."""
+    apart = Apart(gradients)
+    call, add, alike = nn.Module.__call__, Optimizer.add_param_group, collate.alike
+
+    def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _outermost(apart):
+            apart.turn(self, tree_leaves((args, kwargs)))
+        return call(self, *args, **kwargs)
+
+    def at(place: int, inner: Callable) -> Callable:
+        @functools.wraps(inner)
+        def reading(*args: Any, **kwargs: Any) -> Any:
+            if not _outermost(apart):
+                return inner(*args, **kwargs)
+            apart.meet(place)
+            if place == LOADER:
+                apart.owed.not_learnt()
+            apart.meeting = True  # what it does by itself needs no further word
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                apart.meeting = False
+
+        return reading
+
+    def add_param_group(self: Optimizer, group: dict) -> None:
+        if apart.servers is not None and ctx.apart and _outermost(apart):
+            apart.meet(EVALUATION)  # what is stepped changes: it is handed out anew
+        if self not in apart.rounds:
+            apart.made += 1
+            apart.rounds[self] = Round(apart.made, apart.exchange, apart.exact, apart.outer)
+        add(self, group)
+
+    nn.Module.__call__ = module_call  # type: ignore[method-assign]
+    nn.Module.state_dict = at(WEIGHTS, nn.Module.state_dict)  # type: ignore[method-assign]
+    torch.save = at(WEIGHTS, torch.save)
+    if apart.servers is not None:
+        servers.install(apart.servers)
+        Optimizer.state_dict = at(WEIGHTS, Optimizer.state_dict)  # type: ignore[method-assign]
+        for kind in (nn.Module, Optimizer):  # what is loaded is handed out anew
+            setattr(kind, "load_state_dict", at(EVALUATION, kind.load_state_dict))  # noqa: B010
+    DataLoader.__iter__ = at(LOADER, DataLoader.__iter__)  # type: ignore[method-assign]
+    # Ranks that are apart need not have rows of one shape; who evaluates does, and begins with a fresh pass.
+    collate.alike = lambda data, spec: (ctx.apart and not apart.owed.fresh) or alike(data, spec)
+    Optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: apart.stepped(optimizer))
+    for place, name in enumerate(_COLLECTIVES, NOTICE + 1):
+        setattr(ctx.world, name, _told(apart, place, getattr(ctx.world, name)))
+    ctx.record.at_end = apart.end
+    return apart
+
+
+def _told(apart: Apart, place: int, collective: Callable) -> Callable:
+    """A collective that ranks come to while they are apart: are they all there?"""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if ctx.apart and not apart.meeting:
+            apart.meet(place)
+        return collective(*args, **kwargs)
+
+    return call

@@ -1,0 +1,78 @@
+"""``--sync gossip`` on real ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from test_sync import ENV, HERE, Run
+
+TALK = """
+import gc, random, time
+import numpy
+from oars.exchange.gossip import Gossip
+world = next(found for found in gc.get_objects() if type(found).__name__ == 'World')
+gossip = Gossip(world, 1, {rotate}, 5)
+x = numpy.random.Generator(numpy.random.PCG64(world.rank)).normal(size=50)
+before = numpy.mean(world.allgather(x), 0)
+for step in range(60):
+    time.sleep(0.003 * ((step + world.rank) % world.size))
+    x += 1 + world.rank  # a step of its own, which differs from the others'
+    if not gossip.idle():
+        heard = gossip.heard()
+        if heard is not None:
+            x += (heard.view(float) - gossip.sent.view(float)) / 2
+    if gossip.idle():
+        gossip.begin(x.copy().view(numpy.uint8))
+last = max(world.allgather(gossip.round))
+while not gossip.idle() or gossip.round < last:
+    if gossip.idle():
+        gossip.begin(x.copy().view(numpy.uint8))
+    x += (gossip.heard(wait=True).view(float) - gossip.sent.view(float)) / 2
+every = numpy.array(world.allgather(x))
+moved = every.mean(0) - before
+print(gossip.round > 10, abs(moved - 60 * (world.size + 1) / 2).max() < 1e-9, numpy.ptp(every, 0).max() < 20)
+"""
+
+
+@pytest.mark.parametrize("ranks, rotate", [("3", False), ("4", True)])
+def test_the_mean_moves_by_the_mean_of_the_steps_and_ranks_stay_near_it(tmp_path, ranks, rotate):
+    """Without gossip, ranks would be 120 or 180 apart after 60 steps."""
+    (tmp_path / "talk.py").write_text(TALK.format(rotate=rotate))
+    done = subprocess.run([sys.executable, "-m", "oars", "run", "-n", ranks, "talk.py"], cwd=tmp_path, env=ENV,
+                          capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True True\n", done.stdout + done.stderr
+
+
+def test_ranks_that_gossip_learn_as_well(tmp_path):
+    run = Run(tmp_path, "-n", "3", "--sync", "gossip", "--rotate", "--wire", "bf16", str(HERE / "train.py"), "--norm",
+              "--momentum", "0.9", "--teacher")
+    assert run.code == 0, run.err
+    assert run.err.startswith("oars: each rank trains on its own rows, and after every step averages with one other")
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
+    assert run.losses[-1] < run.losses[0] and run.right > 200, run.lines
+    assert len(run.digests()) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    distances = [event["distance"] for event in events if event["event"] == "consensus"]
+    assert len(distances) == 3 and all(0 < d < 1 for d in distances)
+
+
+def test_deaths_among_gossips_leave_no_sample_out(tmp_path):
+    deaths = [0, "forward", 20], [3, "optimizer", 20]
+    run = Run(tmp_path, "-n", "4", "--sync", "gossip", str(HERE / "train.py"), "--norm", deaths=deaths)
+    assert run.code == 0, run.err
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
+    assert run.summary["losses"] == len(deaths) and len(run.digests()) == 1
+    assert run.learnt() == dict.fromkeys(range(240), 3)
+
+
+@pytest.mark.parametrize("words, told", [
+    (("--sync", "gossip", "--wire", "topk:0.1"), "use fp32, bf16, fp16 or int8"),
+    (("--sync", "gossip", "--every", "3"), "--every 3 is for --sync local"),
+    (("--sync", "local", "--rotate"), "--rotate is for --sync gossip"),
+])
+def test_what_gossip_cannot_do_is_refused_in_one_line(tmp_path, words, told):
+    run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
+    assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1 and told in run.err

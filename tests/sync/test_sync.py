@@ -1,0 +1,141 @@
+"""``--sync`` and ``--wire`` on real ranks: what is still the training of one process, what is near it, who survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+SOURCE, ARMED = HERE.parents[1] / "src", HERE.parent / "chaos" / "armed"
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ARMED), str(SOURCE)]), "OMP_NUM_THREADS": "1",
+       "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1"}
+
+
+class Run:
+    """A finished run of train.py."""
+
+    def __init__(self, folder: Path, *words: str, deaths: tuple = ()) -> None:
+        command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280,
+                              env={**ENV, "OARS_TEST_DEATHS": json.dumps(deaths)})
+        self.code, self.lines, self.err = done.returncode, done.stdout.splitlines(), done.stderr
+        self.files, self.folder = folder, folder / "oars-runs" / "it"
+
+    @property
+    def losses(self) -> list[float]:
+        """In evaluation, after each epoch."""
+        return [float(line.split()[-1]) for line in self.lines]
+
+    @property
+    def right(self) -> int:
+        """Of 240, after the last epoch."""
+        return int(self.lines[-1].split()[4])
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def digests(self) -> set[str]:
+        """Of the weights of all ranks that came to the end."""
+        return {path.read_text() for path in self.folder.glob("weights-digest-*.txt")}
+
+    def learnt(self) -> dict[int, int]:
+        """How often each sample was learnt from, by a survivor's ledger."""
+        times: dict[int, int] = {}
+        survivor = next(self.folder.glob("weights-digest-*.txt")).stem.rpartition("-")[2]
+        for line in (self.folder / f"ledger-{survivor}.jsonl").read_text().splitlines():
+            for sample in json.loads(line)["samples"]:
+                times[sample] = times.get(sample, 0) + 1
+        return times
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[str]:
+    """What one process prints."""
+    done = subprocess.run([sys.executable, HERE / "train.py"], cwd=tmp_path_factory.mktemp("alone"), env=ENV,
+                          capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_an_average_after_every_step_is_the_training_of_one_process(tmp_path, alone):
+    run = Run(tmp_path, "-n", "3", "--sync", "local", "--every", "1", str(HERE / "train.py"))
+    assert run.code == 0, run.err
+    assert run.err.startswith("oars: each rank trains on its own rows, and every 1 steps all average their weights; ")
+    for line, other in zip(run.lines, alone, strict=True):
+        assert line.split()[:3] == other.split()[:3]
+        assert abs(float(line.split()[-1]) - float(other.split()[-1])) < 2e-4, (line, other)
+    assert len(run.digests()) == 1
+    assert run.learnt() == dict.fromkeys(range(240), 3)
+
+
+@pytest.mark.parametrize("options", [("--outer", "nesterov", "--every", "4", "--wire", "int8"),
+                                     ("--warmup", "12", "--wire", "topk:0.1", "--every", "auto")])
+def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
+    run = Run(tmp_path, "-n", "3", "--sync", "local", *options, str(HERE / "train.py"), "--norm", "--momentum", "0.9",
+              "--teacher", "--workers", "1")
+    assert run.code == 0, run.err
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
+    assert run.losses[-1] < run.losses[0] and run.right > 200, run.lines
+    assert len(run.digests()) == 1
+    saved = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert saved["epoch"] == 2
+    assert "the ranks meet" not in run.err  # for the teacher, that is
+
+
+@pytest.mark.parametrize("deaths", [([0, "forward", 20],), ([2, "behind exchange", 3],),
+                                    ([1, "batch", 16], [3, "recovered", 1])], ids=str)
+def test_a_death_leaves_no_sample_out(tmp_path, deaths):
+    run = Run(tmp_path, "-n", "4", "--sync", "local", "--every", "4", str(HERE / "train.py"), "--norm", deaths=deaths)
+    assert run.code == 0, run.err
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
+    assert run.summary["losses"] == len(deaths) and len(run.digests()) == 1
+    assert run.learnt() == dict.fromkeys(range(240), 3)
+    assert run.losses[-1] < run.losses[0]
+
+
+def test_ranks_whose_loops_differ_in_length_still_meet(tmp_path):
+    run = Run(tmp_path, "-n", "2", "--sync", "local", "--every", "3", str(HERE / "train.py"), "--stop-below", "0.55")
+    assert run.code == 0, run.err
+    assert len(run.lines) == 3 and len(run.digests()) == 1
+
+
+def test_ranks_that_part_say_so_in_one_line_and_do_not_hang(tmp_path):
+    run = Run(tmp_path, "-n", "3", "--sync", "local", str(HERE / "train.py"), "--whim")
+    assert run.code == 2
+    assert "\noars: the ranks have parted: rank 0 " in run.err and "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("wire", ["int8", "powersgd:2"])
+def test_gradients_in_fewer_bytes_train_as_well_and_alike_on_all_ranks(tmp_path, alone, wire):
+    run = Run(tmp_path, "-n", "2", "--wire", wire, str(HERE / "train.py"))
+    assert run.code == 0, run.err
+    assert f"oars: gradients travel as {wire}, with what is lost added later" in run.err
+    assert len(run.digests()) == 1 and run.losses[-1] < run.losses[0]
+    assert abs(run.losses[-1] - float(alone[-1].split()[-1])) < (0.005 if wire == "int8" else 0.05)
+
+
+def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
+    run = Run(tmp_path, "-n", "3", "--wire", "int8", str(HERE / "train.py"), deaths=([1, "backward", 9],))
+    assert run.code == 0, run.err
+    assert len(run.digests()) == 1 and len(run.lines) == 3 and run.summary["losses"] == 1
+
+
+@pytest.mark.parametrize("words, told", [
+    (("--wire", "int7"), "--wire int7 is none of fp32, bf16"),
+    (("--wire", "topk:2"), "at most 1"),
+    (("--wire", "powersgd:0"), "1 or more"),
+    (("--every", "4"), "--every 4 is for --sync local"),
+    (("--sync", "local", "--every", "0"), "0 is no number of steps"),
+    (("--sync", "local", "--snapshot", "10m"), "--snapshot 10m needs ranks with equal weights"),
+    (("--sync", "gossipp"), "invalid choice"),
+])
+def test_what_cannot_work_is_refused_in_one_line(tmp_path, words, told):
+    run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
+    assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1
+    assert told in run.err
