@@ -227,6 +227,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "bind": args.bind,
         "launcher": args.launcher,
         "stage_env": args.stage_env,
+        "tf1": args.tf1,
         "snapshot": snapshot_plan(args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
@@ -355,6 +356,7 @@ def _run_options(verb: Parser) -> list[argparse.Action]:
         add("--local-batchnorm", action="store_true",
             help="BatchNorm takes each rank's own statistics (the default with --batch keep)"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
+        add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--bind", action="store_true", help="say at the start which host, cores and GPU each rank has"),
         add("--stage-env", action="store_true", help="bring the Python environment and the script's folder to each "
             "host's own disk, and start the ranks from there"),
