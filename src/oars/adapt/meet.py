@@ -38,6 +38,7 @@ class Meet:
         self.inside = 0  # in a call that runs on own rows, or one that is whole: nothing in it is cut
         self.split: Any = None  # ... and the share of it, if it is one on own rows
         self.calls = 0  # on own rows, so far
+        self.partial = False  # some of these give gradients that are not yet the mean over ranks
         self._exchange: Any = None
 
     def start(self, world: World, plan: dict, record: Any) -> None:
@@ -77,14 +78,15 @@ class Meet:
         return None
 
     def current(self, era: int) -> None:
-        """Rows from before a loss are of no use."""
-        if era != self.era:
+        """Rows from before a loss are of no use, whoever noticed it: another adapter may have gone on already."""
+        if era != self.world.era:
             raise RankLost
 
     def gather(self, rows: np.ndarray, total: int) -> np.ndarray:
         """Every rank's rows, joined; this rank's are the first of ``rows`` (the rest is a stand-in)."""
+        self.current(self.era)
         counts = [total // self.size + (r < total % self.size) for r in range(self.size)]
-        if len(rows) not in (counts[self.rank], 1):
+        if len(rows) != max(counts[self.rank], 1):
             raise Apart(f"a model gave {len(rows)} rows for {counts[self.rank]}: its rows are not those of its input")
         mine = np.ascontiguousarray(rows[: counts[self.rank]])
         whole = np.empty((total, *rows.shape[1:]), rows.dtype)
@@ -95,6 +97,7 @@ class Meet:
 
     def concat(self, rows: np.ndarray) -> np.ndarray:
         """Every rank's rows, joined; each knows only how many it has itself."""
+        self.current(self.era)
         counts = self.world.allgather_alike(np.array([len(rows)]))[:, 0].tolist()
         whole = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
         width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
@@ -104,12 +107,21 @@ class Meet:
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """Summed over ranks."""
+        self.current(self.era)
         if array.nbytes <= _SMALL:
             return self.world.allgather_alike(np.ascontiguousarray(array)).sum(0, dtype=array.dtype)
         return self.mean(array) * array.dtype.type(self.size)
 
+    def gradients(self, array: np.ndarray) -> np.ndarray:
+        """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
+        averaged = self.mean(array)
+        if not self.fitting:
+            self.record.step(None, 0)
+        return averaged
+
     def mean(self, array: np.ndarray) -> np.ndarray:
         """Averaged over ranks, in shared memory where they share a host."""
+        self.current(self.era)
         exchange, nbytes, flat = self._exchange, array.nbytes, array.reshape(-1)
         ready = exchange.holds(nbytes)
         if ready:
@@ -123,8 +135,6 @@ class Meet:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
             exchange.agree(told[0])
         exchange.average([(0, array.size, array.dtype)])
-        if not self.fitting:
-            self.record.step(None, 0)
         return exchange.result[:nbytes].view(array.dtype).reshape(array.shape).copy()
 
 

@@ -1,5 +1,7 @@
 """``fit``, ``evaluate`` and ``predict`` in their many forms."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 from keras import layers, ops
@@ -241,6 +243,104 @@ def subclassed():
     model = compiled(Own())
     train(model, x, y, validation_split=0.2)
     tell("predict", model.predict(x[:6], verbose=0))
+
+
+class Sampling(layers.Layer):
+    """Of the guide on variational autoencoders."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1337)
+
+    def call(self, inputs):
+        mean, log_var = inputs
+        return mean + ops.exp(0.5 * log_var) * keras.random.normal(ops.shape(mean), seed=self.seeds)
+
+
+class Autoencoder(keras.Model):
+    """Its penalty is added in the call, so it runs whole; or it is told by compute_loss, of what the call has kept."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.added, self.mean, self.log_var = added, layers.Dense(3), layers.Dense(3)
+        self.sampling, self.decoder = Sampling(), mlp(d=3, classes=6)
+
+    def call(self, x):
+        mean, log_var = self.mean(x), self.log_var(x)
+        self.penalty = -0.5 * ops.mean(log_var - ops.square(mean) - ops.exp(log_var) + 1, axis=1)
+        if self.added:
+            self.add_loss(ops.mean(self.penalty))
+        return self.decoder(self.sampling((mean, log_var)))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss if self.added else loss + ops.mean(self.penalty)
+
+
+@scene
+def autoencoders():
+    x, _ = table()
+    for added in (True, False):
+        train(compiled(Autoencoder(added), loss="mse", metrics=[]), x, x)
+
+
+@scene
+def sampler():
+    """Draws that are the rows'."""
+    x, y = table()
+    inputs = layers.Input((6,))
+    both = layers.Dense(4)(inputs), layers.Dense(4)(inputs)
+    train(compiled(keras.Model(inputs, layers.Dense(3)(Sampling()(both)))), x, y)
+
+
+class Noisy(layers.Layer):
+    """Draws for its weights, of which there may be as many as a rank has rows; and it counts all it has seen."""
+
+    def build(self, shape):
+        self.kernel, self.seeds = self.add_weight(shape=(8, 8)), keras.random.SeedGenerator(3)
+        self.seen = self.add_weight(shape=(8,), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if not training:
+            return ops.matmul(x, self.kernel) + 0.01 * self.seen
+        self.seen.assign(self.seen + ops.sum(x, axis=0))
+        return ops.matmul(x, self.kernel + 0.1 * keras.random.normal((8, 8), seed=self.seeds))
+
+
+@scene
+def noisy_weights():
+    x, y = table(48)
+    train(compiled(mlp(Noisy())), x, y, validation_split=0.3)
+
+
+@scene
+def frozen_base_and_augmentation():
+    rng = np.random.default_rng(3)
+    x, y = rng.random((37, 8, 8, 3), "float32"), rng.integers(0, 3, 37)
+    base = keras.Sequential([layers.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()])
+    base.trainable = False
+    inputs = layers.Input((8, 8, 3))
+    shifted = layers.RandomRotation(0.1, seed=2)(layers.RandomFlip("horizontal", seed=1)(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(base(shifted, training=False))))
+    train(compiled(model), x, y)
+    base.trainable = True
+    train(compiled(model, optimizer=keras.optimizers.Adam(1e-3)), x, y, epochs=1)
+
+
+@scene
+def eagerly_and_many_steps_at_once():
+    x, y = table()
+    train(compiled(mlp(layers.Dropout(0.2)), run_eagerly=True), x, y, epochs=1)
+    train(compiled(mlp(), steps_per_execution=3), x, y)
+
+
+@scene
+def tensorboard():
+    x, y = table()
+    train(compiled(mlp()), x, y, callbacks=[keras.callbacks.TensorBoard("curves", histogram_freq=1)])
+    for part in ("train",):
+        events = sorted(p.name for p in Path("curves", part).iterdir())
+        print(part, len(events), events[0].split(".")[0])
 
 
 @scene

@@ -1,7 +1,9 @@
 """Loops written by hand for JAX, as in Keras's own guides."""
 
 import jax
-import keras
+
+from jax import grad, jit, value_and_grad  # isort: skip (before Keras, as scripts do)
+import keras  # isort: skip
 import numpy as np
 from keras import layers
 from scenes import mlp, play, scene, table, tell
@@ -18,9 +20,9 @@ def stateless_loop():
         out, others = model.stateless_call(trainable, others, x, training=True)
         return loss_of(y, out), (out, others)
 
-    both = jax.value_and_grad(compute, has_aux=True)
+    both = value_and_grad(compute, has_aux=True)
 
-    @jax.jit
+    @jit
     def step(state, x, y):
         trainable, others, slots = state
         (loss, (out, others)), grads = both(trainable, others, x, y)
@@ -49,8 +51,23 @@ def updates_by_hand():
 
     for i in range(4):
         at = slice(i * 11, i * 11 + 11)
-        weights = jax.tree.map(lambda w, g: w - 0.3 * g, weights, jax.grad(loss)(weights, x[at], y[at]))
+        weights = jax.tree.map(lambda w, g: w - 0.3 * g, weights, grad(loss)(weights, x[at], y[at]))
         tell("loss", loss(weights, x, y))
+
+
+@scene
+def one_gradient_for_each_row():
+    model = mlp()
+    x, y = table(12)
+    weights = [v.value for v in model.trainable_variables]
+
+    def loss(weights, a, b):
+        out, _ = model.stateless_call(weights, [], a[None])
+        return loss_of(b[None], out)
+
+    model(x)  # on own rows
+    norms = jax.vmap(lambda a, b: sum((g**2).sum() for g in grad(loss)(weights, a, b)))(x, y)
+    tell("norms", norms)
 
 
 class Own(keras.Model):

@@ -109,6 +109,59 @@ def gan():
 
 
 @scene
+def functions_in_functions():
+    """A model that is built in the first step, two functions of one step, of which both send messages; tf.gradients."""
+    critic, actor = keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(3)]), mlp(layers.Dropout(0.3))
+
+    @tf.function
+    def of_critic(x, y):
+        loss = loss_of(y, critic(x))
+        for w, g in zip(critic.trainable_variables, tf.gradients(loss, critic.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    @tf.function
+    def of_actor(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, actor(x, training=True))
+        for w, g in zip(actor.trainable_variables, tape.gradient(loss, actor.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    @tf.function
+    def both(x, y):
+        return of_critic(x, y), of_actor(x, y)
+
+    for x, y in batches():
+        tell("losses", both(x, y))
+    keep(critic, actor)
+
+
+@scene
+def words_and_numbers():
+    x, y = table(40)
+    words = np.array(["red", "green", "blue", "grey"])[np.arange(40) % 4]
+    number, word = layers.Input((6,)), layers.Input((), dtype="string")
+    code = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")(word)
+    model = compiled(keras.Model([number, word], layers.Dense(3)(layers.Concatenate()([number, code]))))
+    data = tf.data.Dataset.from_tensor_slices(((x, words), y)).batch(8)
+    train(model, data)
+    text = layers.TextVectorization(10, output_sequence_length=4)
+    text.adapt(words)
+    lines = tf.data.Dataset.from_tensor_slices((words, y)).batch(8).map(lambda t, y: (text(t), y)).cache().prefetch(2)
+    model = keras.Sequential([layers.Embedding(10, 4), layers.GlobalAveragePooling1D(), layers.Dense(3)])
+    train(compiled(model), lines)
+
+
+@scene
+def windows_of_a_series():
+    series = np.sin(np.arange(80) / 5).astype("float32")[:, None]
+    data = keras.utils.timeseries_dataset_from_array(series[:-8], series[8:], 8, batch_size=16, shuffle=True, seed=1)
+    train(compiled(keras.Sequential([layers.Input((8, 1)), layers.LSTM(4), layers.Dense(1)]), loss="mse", metrics=[]),
+          data)
+
+
+@scene
 def without_keras():
     x, y = table()
     w = tf.Variable(tf.random.stateless_normal((6, 3), (1, 2)))

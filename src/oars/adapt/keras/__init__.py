@@ -8,7 +8,25 @@ steps, which are done again when a rank is lost (``steps``). On the PyTorch back
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+
+def install_jax(world: Any, plan: dict, record: Any) -> None:
+    """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
+    import jax
+
+    from oars.adapt.keras import compiled, gradients
+    from oars.adapt.meet import meet
+
+    # A callback that is given large arrays waits for a copy by the same threads that run the program: with few cores
+    # and programs that run beside their caller nobody is left to make it (jax-ml/jax, issue 24255).
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("PJRT_NPROC", str(max(2, cores)))
+    meet.start(world, plan, record)
+    gradients.install()
+    compiled.install()
 
 
 def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
@@ -28,8 +46,7 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
             from oars.adapt.keras import gradients
             from oars.adapt.keras import wire_jax as wire
 
-            meet.start(world, plan, record)
-            gradients.install()
+            gradients.active = True
         calls.install(keras, wire)
         noise.install(keras)
         norm.install(keras, wire)

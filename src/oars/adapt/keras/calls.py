@@ -4,13 +4,15 @@ The script's tensors are global on every rank: batches, predictions, losses, met
 ``model.stateless_call``) does a rank hold its own rows: the inputs are cut, the model runs, and its outputs are joined
 with a gradient through it. So whatever surrounds the call, a loss of any kind, ``compute_loss``, metrics, a
 ``train_step`` or a loop written by hand, is exact without a rule for it. A model whose rows meet (``probe``) runs whole
-on every rank: the same result, no faster.
+on every rank: the same result, no faster. One that had to be tried is tried again in its calls 2, 4, 8, …, and when it
+is called in another way.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +21,16 @@ from oars.adapt.meet import meet
 from oars.engine.world import RankLost
 
 wire: Any = None
-_whole: dict[int, tuple[Any, str]] = {}  # model (its id) -> the model, why it runs whole ("" if it is cut)
+_known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> what is known of it
+
+
+class _Known:
+    """Why a model runs whole ("" if it is cut); if it must be tried: in which ways it was, and how often it ran."""
+
+    def __init__(self, model: Any) -> None:
+        self.layers, self.reason = len(model._layers), probe.known_to_meet(model)
+        self.unknown = probe.must_be_tried(model)
+        self.calls, self.ways = 0, set[Any]()
 
 
 @contextmanager
@@ -36,19 +47,33 @@ def inside(share: Any = None) -> Any:
 
 
 def whole(model: Any, args: Any, kwargs: Any) -> str:
-    """Why this model is not cut, or ``""``. Looked at once for each model."""
-    known = _whole.get(id(model))
-    if known is None or known[0] is not model:
-        with inside():
-            reason = probe.reason(model, args, kwargs, wire)
-        if reason:
-            meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
-        _whole[id(model)] = known = (model, reason)
-    return known[1]
+    """Why this model is not cut, or ``""``."""
+    known = _known.get(model)
+    if known is None or known.layers != len(model._layers):
+        known = _known[model] = _Known(model)
+    known.calls += 1
+    if known.unknown and not known.reason:
+        way = _way(args, kwargs)
+        if way not in known.ways or not known.calls & (known.calls - 1):
+            known.ways.add(way)
+            with inside():
+                known.reason = probe.tried(model, args, kwargs, wire)
+    if known.reason:
+        say_whole(model, known.reason)
+    return known.reason
 
 
-def _leaves(tree: Any, args: Any) -> list[Any]:
-    return [leaf for leaf in tree.flatten(args) if leaf is not None]
+def say_whole(model: Any, reason: str) -> None:
+    """One line."""
+    meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
+
+
+def _way(args: Any, kwargs: Any) -> Any:
+    """In which way a model is called: kinds of tensors, and everything that is none."""
+    from keras import tree
+
+    return tuple((type(leaf).__name__, leaf.dtype, len(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf)[:200]
+                 for leaf in tree.flatten((args, kwargs)))
 
 
 def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
@@ -56,58 +81,108 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
     from keras import KerasTensor, tree
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-    if (meet.inside or not model.built or in_symbolic_scope()
-            or threading.current_thread() is not threading.main_thread()):
+    if meet.inside or in_symbolic_scope() or threading.current_thread() is not threading.main_thread():
         with inside():
             return plain(*args, **kwargs)
     args, kwargs = tree.map_structure(wire.constant, (args, kwargs))
-    leaves = _leaves(tree, (args, kwargs))
+    leaves = [leaf for leaf in tree.flatten((args, kwargs)) if leaf is not None]
     counts = {wire.rows_of(leaf) for leaf in leaves} - {None}
-    if not counts or any(isinstance(leaf, KerasTensor) for leaf in leaves) or 0 <= min(counts) < meet.size:
+    if any(isinstance(leaf, KerasTensor) for leaf in leaves) or 0 <= min(counts, default=-1) < meet.size:
         with inside():
             return plain(*args, **kwargs)
-    if len(counts) > 1:
-        meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: its inputs have different "
-                           f"numbers of rows ({sorted(counts)})")
-        with inside():
-            return plain(*args, **kwargs)
-    if whole(model, args, kwargs):
+    strange = next((leaf for leaf in leaves if wire.rows_of(leaf) is None and len(getattr(leaf, "shape", ()))), None)
+    reason = ""
+    if strange is not None:
+        reason = f"an input is a {type(strange).__name__} of {strange.dtype}"
+    elif len(counts) > 1:
+        reason = f"its inputs have different numbers of rows ({sorted(counts)})"
+    if reason:
+        say_whole(model, reason)
+    if reason or not counts or not _built(model, plain, args, kwargs) or whole(model, args, kwargs):
         with inside():
             return plain(*args, **kwargs)
     first = next(leaf for leaf in leaves if wire.rows_of(leaf) is not None)
+    own = _on_tape if wire.on_tape() else _on_own_rows
     while True:
+        kept = wire.kept(model)
         try:
-            return _on_own_rows(tree, wire.Share(first), plain, args, kwargs)
+            return own(tree, model, first, plain, args, kwargs)
         except RankLost:  # not in compiled code: all of the call is done again
             wire.renew()
+            for variable, value in kept:
+                variable.assign(value)
 
 
-def _on_own_rows(tree: Any, share: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def _built(model: Any, plain: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the model has its weights. One that gets them by its first call gets them here, by Keras's own way."""
+    from keras import KerasTensor, tree
     from keras.src import backend
 
-    def cut(x: Any) -> Any:
-        if wire.rows_of(x) is None:
-            return x
-        mine = share.cut(x)
-        mask = backend.get_keras_mask(x)
-        if mask is not None:
-            backend.set_keras_mask(mine, share.cut(mask))
-        return mine
+    def symbolic(x: Any) -> Any:
+        return x if wire.rows_of(x) is None else KerasTensor(x.shape, backend.standardize_dtype(x.dtype))
 
-    def join(x: Any) -> Any:
-        if wire.rows_of(x) is None:
-            return x
-        every = share.gather(x)
-        mask = backend.get_keras_mask(x)
-        if mask is not None:
-            backend.set_keras_mask(every, share.gather(mask))
-        return every
+    if not model.built:
+        args, kwargs = tree.map_structure(symbolic, (args, kwargs))
+        try:
+            with inside():
+                backend.compute_output_spec(plain, *args, **kwargs)
+        except Exception:  # then by its first call, as on one process
+            return False
+    return bool(model.built)
 
-    args, kwargs = tree.map_structure(cut, (args, kwargs))
+
+def _with_mask(change: Any, x: Any) -> Any:
+    """``change(x)``, and the same of its mask."""
+    from keras.src import backend
+
+    if wire.rows_of(x) is None:
+        return x
+    changed, mask = change(x), backend.get_keras_mask(x)
+    if mask is not None:
+        backend.set_keras_mask(changed, change(mask))
+    return changed
+
+
+def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+    share = wire.Share(first)
+    args, kwargs = tree.map_structure(functools.partial(_with_mask, share.cut), (args, kwargs))
     with inside(share):
         out = plain(*args, **kwargs)
     meet.calls += 1
-    return tree.map_structure(join, out)
+    meet.partial = True
+    return tree.map_structure(functools.partial(_with_mask, share.gather), out)
+
+
+def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+    """The same in an eager loop of TensorFlow, as one operation for its tape (``adapt/tensorflow/eager.py``)."""
+    from keras.src import backend
+
+    from oars.adapt.tensorflow import eager
+
+    leaves = tree.flatten((args, kwargs))
+    floats = [i for i, leaf in enumerate(leaves) if wire.rows_of(leaf) is not None and leaf.dtype.is_floating]
+    outs: list[Any] = []  # the last forward's, in its structure
+
+    def forward(share: Any, tape: Any) -> tuple[list, list]:
+        own = [_with_mask(share.cut, leaf) for leaf in leaves]
+        for i in floats:
+            tape.watch(own[i])
+        args, kwargs = tree.pack_sequence_as(like, own)
+        with inside(share):
+            outs[:] = [plain(*args, **kwargs)]
+        return [own[i] for i in floats], [x for x in tree.flatten(outs[0]) if x is not None]
+
+    like = (args, kwargs)
+    flat = iter(eager.call(model, first, [leaves[i] for i in floats], forward))
+    meet.calls += 1
+
+    def joined(x: Any) -> Any:
+        whole, mask = (None, None) if x is None else (next(flat), backend.get_keras_mask(x))
+        if mask is not None:
+            backend.set_keras_mask(whole, wire.Share(first).gather(mask))
+        return whole
+
+    return tree.map_structure(joined, outs[0])
 
 
 def install(keras: Any, wire_: Any) -> None:

@@ -1,6 +1,7 @@
 """Compiled functions on JAX: one in which a rank was lost runs to its end on zeros, and is then done again.
 
-For that its arguments must still be there, so buffers are not donated, and its result is waited for.
+For that its arguments must still be there, so buffers are not donated. Its result is waited for: else its messages
+would come between those of what the script does next, in another order on every rank.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 
+from oars.adapt.keras import gradients
 from oars.adapt.keras import wire_jax as wire
 from oars.adapt.meet import meet
 
@@ -36,7 +38,8 @@ class Compiled:
         self._compiled, self._era = _jit(anew, **self._options), meet.era
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))) or meet.inside:
+        if (not gradients.active or meet.inside
+                or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._current()(*args, **kwargs)
         while True:
             result = self._current()(*args, **kwargs)
@@ -61,14 +64,10 @@ class Compiled:
 
 def install() -> None:
     """Patch jax.jit, for what is compiled from now on."""
-    if not meet.world.survives:
-        return
-    from keras.src.backend.jax import trainer
-
     @functools.wraps(_jit)
     def jit(function: Any = None, **options: Any) -> Any:
         if function is None:
             return functools.partial(jit, **options)
         return Compiled(function, **options)
 
-    jax.jit = trainer.jit = jit
+    jax.jit = jit

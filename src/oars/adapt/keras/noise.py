@@ -1,6 +1,7 @@
 """Random numbers inside a model that runs on own rows: those of the global batch, of which a rank keeps its rows.
 
-Keras draws by seeds that all ranks hold alike, so dropout masks and noise are one process's.
+Keras draws by seeds that all ranks hold alike, so dropout masks and noise are one process's. What is drawn in other
+ways (``tf.random``, ``jax.random``) shows when a model is tried on some rows only: such a model runs whole (``probe``).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from oars.adapt.keras import probe
 from oars.adapt.meet import meet
 
 _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "gamma", "binomial", "beta")
@@ -15,7 +17,7 @@ _SHAPED = ("normal", "uniform", "randint", "truncated_normal", "gamma", "binomia
 
 def _by_row(length: Any, share: Any) -> bool:
     """Whether a dimension of this length is the batch's: its rows, or (in a graph) not known before it runs."""
-    return length is None or not isinstance(length, int) or length == share.count
+    return not isinstance(length, int) or (isinstance(share.count, int) and length == share.count)
 
 
 def install(keras: Any) -> None:
@@ -39,14 +41,38 @@ def install(keras: Any) -> None:
         return inputs * share.cut(kept)
 
     random.dropout = dropout
+    for name in ("categorical", "shuffle"):  # of these the numbers depend on what is given
+        setattr(random, name, _of_all_rows(getattr(random, name)))
+
+
+def _of_all_rows(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def draw(x: Any, *args: Any, **kwargs: Any) -> Any:
+        share = meet.split
+        return share.cut(plain(share.gather(x), *args, **kwargs)) if share else plain(x, *args, **kwargs)
+
+    return draw
 
 
 def _drawing(plain: Any) -> Any:
     @functools.wraps(plain)
     def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
-        share = meet.split
-        if share and isinstance(shape, (list, tuple)) and len(shape) and _by_row(shape[0], share):
-            return share.cut(plain((share.rows, *shape[1:]), *args, **kwargs))
-        return plain(shape, *args, **kwargs)
+        share, shape = meet.split, _dims(shape)
+        if probe.probing and shape:
+            probe.drawn.append(shape)
+        if not share or not shape or not _by_row(shape[0], share):
+            return plain(shape, *args, **kwargs)
+        meet.split = None  # of draws that are made of others only the outermost counts
+        try:
+            whole = plain((share.rows, *shape[1:]), *args, **kwargs)
+        finally:
+            meet.split = share
+        return share.cut(whole)
 
     return draw
+
+
+def _dims(shape: Any) -> tuple:
+    if not hasattr(shape, "shape"):
+        return tuple(shape)
+    return tuple(int(d) if hasattr(d, "numpy") else d for d in (shape[i] for i in range(shape.shape[0])))

@@ -1,4 +1,8 @@
-"""Batch normalisation over the global batch: two small messages per layer, and two on the way back."""
+"""Batch normalisation over the global batch: one small message per layer, and one on the way back.
+
+A rank tells how many values it has of each channel, their mean, and the sum of their squared distances from it; of
+these lines the same three for all ranks follow exactly, without the cancellation of a mean of squares.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,31 @@ def install(keras: Any, wire: Any) -> None:
             return backend.cast(self.moving_mean, inputs.dtype), backend.cast(self.moving_variance, inputs.dtype)
         if not meet.split or local():
             return plain(self, inputs, mask)
-        axes, shape = self._reduction_axes, ops.shape(inputs)
-        weights = ops.ones_like(inputs) * backend.cast(meet.split.real, inputs.dtype)
-        if mask is not None:
-            weights = weights * ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
-        kept = [1 if a in axes else shape[a] for a in range(len(shape))]
-        sums = ops.stack([ops.sum(inputs * weights, axes), ops.sum(weights, axes)])
-        sums = wire.total(sums)
-        count = ops.maximum(sums[1], 1.0) if mask is None else sums[1] + backend.epsilon()
-        mean = sums[0] / count
-        apart = ops.square(inputs - ops.reshape(mean, kept)) * weights
-        return mean, wire.total(ops.sum(apart, axes)) / count
+        axes, kept = self._reduction_axes, [1 if a in self._reduction_axes else -1 for a in range(len(inputs.shape))]
+        there = backend.cast(meet.split.real, inputs.dtype)  # 0 where these rows are a stand-in
+        if mask is None:
+            values = inputs
+            count = ops.cast(ops.size(inputs), inputs.dtype) / inputs.shape[kept.index(-1)] * there
+            count = count * ops.ones(inputs.shape[kept.index(-1)], inputs.dtype)
+        else:
+            valid = ops.broadcast_to(ops.cast(ops.expand_dims(mask, -1), "bool"), ops.shape(inputs))
+            values = ops.where(valid, inputs, 0)
+            count = ops.sum(ops.cast(valid, inputs.dtype), axes) * there
+        mean = ops.sum(values, axes) * there / ops.maximum(count, 1.0)
+        apart = inputs - ops.reshape(mean, kept)
+        apart = ops.square(apart if mask is None else ops.where(valid, apart, 0))
+        counts, means, sums = ops.unstack(wire.every(ops.stack([count, mean, ops.sum(apart, axes) * there])), axis=1)
+        every = ops.sum(counts, 0)
+        every = ops.maximum(every, 1.0) if mask is None else every + backend.epsilon()
+        mean = ops.sum(counts * means, 0) / every
+        return mean, ops.sum(sums + counts * ops.square(means - mean), 0) / every
 
     @functools.wraps(plain_call)
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         out = plain_call(self, inputs, training=training, mask=mask)
         if meet.split and local() and training and self.trainable and not probe.probing:
             for moving in (self.moving_mean, self.moving_variance):
-                moving.assign(wire.total(backend.convert_to_tensor(moving)) / meet.size)
+                moving.assign(ops.mean(wire.every(backend.convert_to_tensor(moving)), 0))
         return out
 
     layer._moments, layer.call = moments, call

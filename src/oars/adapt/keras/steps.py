@@ -20,6 +20,8 @@ from oars.adapt.meet import meet
 
 _models: list[Any] = []
 _checked = 0
+_loss = 0.0  # of the last batch
+_SOME = 1024  # numbers
 
 
 def install(keras: Any, backend: str, many: bool) -> None:
@@ -27,10 +29,6 @@ def install(keras: Any, backend: str, many: bool) -> None:
     trainer = keras.Model
     if many and backend == "tensorflow":
         _tensorflow(keras, trainer)
-    elif many and backend == "jax":
-        from oars.adapt.keras import compiled
-
-        compiled.install()
     plain = trainer.make_train_function
 
     @functools.wraps(plain)
@@ -52,6 +50,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
     """Tell the record of every call of a train function."""
     @functools.wraps(function)
     def call(*args: Any) -> Any:
+        global _loss
         data = _Seen(args[-1], backend != "torch") if hasattr(args[-1], "__next__") else args[-1]
         meet.fitting = True
         try:
@@ -61,7 +60,8 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         logs = out[0] if backend == "jax" else out
         rows = data.rows if isinstance(data, _Seen) else _rows(data)
         loss = logs.get("loss") if isinstance(logs, dict) else None
-        meet.record.step(None if loss is None else float(loss), rows)
+        _loss = 0.0 if loss is None else float(loss)
+        meet.record.step(None if loss is None else _loss, rows)
         if meet.record.steps == meet.plan.get("stop_after"):
             _leave_weights([*out[1][0]] if backend == "jax" else model.trainable_variables)
             raise SystemExit(0)
@@ -88,18 +88,26 @@ class _Seen:
 
 
 def _check(data: Any) -> None:
-    """Every rank reads whole batches: they must be the same. Looked at in batches 1, 2, 4, 8, … and every 256th."""
+    """Every rank reads whole batches and computes losses of them: both must be the same. Of batches 1, 2, 4, 8, … and
+    of every 256th all numbers are compared, of the others some."""
     global _checked
-    _checked += 1
-    if _checked & (_checked - 1) and _checked % 256:
-        return
     from keras import tree
 
-    leaves = [np.asarray(leaf) for leaf in tree.flatten(data) if hasattr(leaf, "__array__")]
-    mine = zlib.crc32(b"".join(leaf.tobytes() for leaf in leaves if leaf.dtype != object))
-    if meet.world.broadcast(lambda: mine) != mine:
+    _checked += 1
+    every = not _checked & (_checked - 1) or not _checked % 256
+    mine = 0
+    for leaf in tree.flatten(data):
+        if hasattr(leaf, "__array__"):
+            flat = np.asarray(leaf).reshape(-1)
+            some = flat if every else flat[:: max(1, flat.size // _SOME)]
+            mine = zlib.crc32(repr(some.tolist()).encode() if some.dtype == object else some.tobytes(), mine)
+    batch, loss = meet.world.broadcast(lambda: (mine, _loss))  # the loss to rounding: ranks may have unlike processors
+    if batch != mine:
         raise SystemExit(f"oars: batch {_checked} is not the same on all ranks: something makes or draws its "
                          "rows without a common seed; seed it in the script")
+    if not np.isclose(loss, _loss, 1e-3, 1e-6, equal_nan=True):
+        raise SystemExit(f"oars: the loss of batch {_checked - 1} is {_loss} on one rank and {loss} on another: "
+                         "something is not computed alike everywhere; oars verify shows by how much")
 
 
 def _rows(data: Any) -> int:
@@ -113,31 +121,28 @@ def _rows(data: Any) -> int:
 
 
 def _tensorflow(keras: Any, trainer: Any) -> None:
+    import tensorflow as tf
+    from keras.src import backend
     from keras.src.trainers import trainer as module
 
     from oars.adapt.tensorflow import wire
 
     module.model_supports_jit = lambda model: False  # XLA cannot call the host
-    make, make_predict = trainer._make_function, trainer.make_predict_function
+    make = trainer._make_function
 
     @functools.wraps(make)
     def make_function(self: Any, step: Any) -> Any:
-        return _done_again(self, _by_kind(self, step, make(self, step)), step.__name__ == "train_step")
+        return _of_batches(self, _by_kind(self, step, make(self, step)))
 
-    @functools.wraps(make_predict)
-    def make_predict_function(self: Any, force: bool = False) -> Any:
-        before = self.predict_function
-        made = make_predict(self, force=force)
-        if self.predict_function is not before:
-            self.predict_function = _done_again(self, self.predict_function, False, listed=True)
-        return made
-
-    trainer._make_function, trainer.make_predict_function = make_function, make_predict_function
+    trainer._make_function = make_function
     optimizer = keras.optimizers.Optimizer
     plain_apply = optimizer.apply
 
     @functools.wraps(plain_apply)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if not self.built and trainable_variables is not None:
+            with tf.init_scope(), backend.name_scope(self.name, caller=self):
+                self.build(list(trainable_variables))
         with wire.behind_messages():  # else a step that is not done counts, and lets weights decay
             return plain_apply(self, grads, trainable_variables)
 
@@ -164,26 +169,17 @@ def _by_kind(model: Any, step: Any, plain: Any) -> Any:
     return function
 
 
-def _done_again(model: Any, function: Any, trains: bool, listed: bool = False) -> Any:
+def _of_batches(model: Any, function: Any) -> Any:
+    """``function``, given its batches in a list: a step that is lost is done again with the same (``again``)."""
     import tensorflow as tf
 
-    from oars.adapt.tensorflow import again
-
-    def changed() -> list[Any]:
-        """What a step that is not done changes; the script's own train_step may have applied some gradients by then."""
-        if trains and type(model).train_step.__module__.partition(".")[0] != "keras":
-            return [v._value for v in (*model.variables, *(model.optimizer.variables if model.optimizer else ()))]
-        return [v._value for v in (*model.non_trainable_variables, *model.metrics_variables)]
-
     def call(batches: Any) -> Any:
-        kind: tuple = ()
-        if not listed:
-            source = batches.batches if isinstance(batches, _Seen) else batches
-            kind = (source.element_spec,) if isinstance(source, tf.data.Iterator) else ()
-            batches = list(itertools.islice(batches, model.steps_per_execution))
-            if not batches:
-                raise StopIteration
-        return again.until_done(lambda: function(batches if listed else iter(batches), *kind), changed)
+        source = batches.batches if isinstance(batches, _Seen) else batches
+        kind = (source.element_spec,) if isinstance(source, tf.data.Iterator) else ()
+        batches = list(itertools.islice(batches, model.steps_per_execution))
+        if not batches:
+            raise StopIteration
+        return function(iter(batches), *kind)
 
     return call
 

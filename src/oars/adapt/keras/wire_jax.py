@@ -47,9 +47,14 @@ def total(x: Any) -> Any:
 total.defvjp(lambda x: (total(x), None), lambda _, g: (total(g),))
 
 
+def every(line: Any) -> Any:
+    """Every rank's line (a small array of one shape), stacked; its gradient sums over ranks and keeps its own."""
+    return total(jnp.zeros((meet.size, *line.shape), line.dtype).at[meet.rank].set(line))
+
+
 @jax.custom_vjp
 def _mean(flat: Any) -> Any:
-    return _host(meet.mean, jax.ShapeDtypeStruct(flat.shape, flat.dtype), flat)
+    return _host(meet.gradients, jax.ShapeDtypeStruct(flat.shape, flat.dtype), flat)
 
 
 _mean.defvjp(lambda x: (_mean(x), None), lambda _, g: (_mean(g),))
@@ -109,9 +114,31 @@ _joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
 
 def rows_of(x: Any) -> Any:
     """How many rows ``x`` has, or None."""
-    return int(x.shape[0]) if isinstance(x, jax.Array) and x.ndim else None
+    return int(x.shape[0]) if isinstance(x, jax.Array) and x.ndim and not mapped(x) else None
+
+
+def mapped(x: Any) -> bool:
+    """Whether ``jax.vmap`` maps over ``x``: then nothing can be sent, and nothing is cut."""
+    while hasattr(x, "primal"):  # a gradient within
+        x = x.primal
+    return type(x).__name__ == "BatchTracer"
 
 
 def constant(x: Any) -> Any:
     """An array as a tensor; anything else as it is."""
     return jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
+
+
+def in_graph(tree: Any) -> bool:
+    """Shapes are always known."""
+    return False
+
+
+def kept(model: Any) -> list[tuple[Any, Any]]:
+    """What a call may change: to be put back when it is done again."""
+    return [(v, v.value) for v in model.non_trainable_variables] if meet.world.survives else []
+
+
+def on_tape() -> bool:
+    """There are no tapes."""
+    return False

@@ -27,11 +27,12 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     from oars.adapt.files.imports import when_imported
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import again, files, gradients
+    from oars.adapt.tensorflow import again, eager, files, gradients
 
     meet.start(world, plan, record)
     files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
+    eager.install()
     gradients.install()
     again.install()
     when_imported("tf_keras", lambda _: record.notice(

@@ -22,6 +22,10 @@ def exchanged(grads: Any) -> Any:
     if not meet.calls:
         meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
         return grads
+    if tf.executing_eagerly() and not meet.partial:  # they are complete (``eager``)
+        if not meet.fitting:
+            meet.record.step(None, 0)
+        return grads
     leaves = tf.nest.flatten(grads)
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
@@ -33,15 +37,34 @@ def exchanged(grads: Any) -> Any:
 
 
 def install() -> None:
-    """Patch GradientTape.gradient."""
+    """Patch GradientTape.gradient, and tf.gradients, which works in functions."""
     plain = tf.GradientTape.gradient
 
     @functools.wraps(plain)
     def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return exchanged(plain(self, *args, **kwargs))
-        except RankLost:
-            again.stop("the backward pass of a loop that is not compiled")
-            raise
+        grads = None
+        while True:
+            try:
+                grads = plain(self, *args, **kwargs) if grads is None else grads
+                return exchanged(grads)
+            except (RankLost, tf.errors.OpError) as error:
+                if not meet.lost and not isinstance(error, RankLost):
+                    raise
+                if meet.partial or grads is None:
+                    again.stop("the backward pass of nested tapes, or of a loop that is not compiled")
+                    raise
+                wire.renew()
 
     tf.GradientTape.gradient = gradient
+    from tensorflow.python.ops import gradients as inner
+
+    for module in (tf, tf.compat.v1, inner):
+        module.gradients = _exchanging(module.gradients)
+
+
+def _exchanging(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        return exchanged(plain(*args, **kwargs))
+
+    return gradients

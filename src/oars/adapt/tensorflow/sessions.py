@@ -1,9 +1,8 @@
 """``oars run --tf1``: scripts written for TensorFlow 1 on today's TensorFlow, unchanged.
 
 ``import tensorflow as tf`` has the names of 2017: placeholders, sessions, ``tf.train.*Optimizer``. What such scripts
-import and is gone, the MNIST tutorial's reader, is here again (``mnist``). A graph has no place where a batch ends and
-a loss begins, so a session's work is not cut: every rank does all of it, with the same random numbers. That is exact,
-and no faster; one line says so.
+import and is gone, the MNIST tutorial's reader, is here again (``mnist``). A run of a session that trains is cut: each
+rank computes on its rows of what is fed (``cut``, ``stages``). All other runs every rank does whole.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import itertools
 import sys
 import types
+import weakref
 from typing import Any
 
 from oars.adapt.random import common_seed
@@ -33,9 +33,8 @@ def install(tf: Any, world: Any, record: Any) -> None:
     for name in _GONE:
         setattr(old.train, name, _refused(name))
     _give_mnist()
-    _count_steps(old, record)
+    _runs(old, world, record)
     if world is not None:
-        record.notice("sessions of TensorFlow 1 are not cut: every rank computes all of it, the same and no faster")
         _same_random_numbers()
 
 
@@ -62,36 +61,36 @@ def _give_mnist() -> None:
     sys.modules[name].input_data = mnist  # type: ignore[attr-defined]
 
 
-def _count_steps(old: Any, record: Any) -> None:
-    """Tell the record of every run of what an optimizer's ``minimize`` or ``apply_gradients`` gave."""
-    trains: set[Any] = set()
+def _runs(old: Any, world: Any, record: Any) -> None:
+    """Cut the runs that train, by what an optimizer's ``minimize`` or ``apply_gradients`` gave, and count them."""
+    from oars.adapt.tensorflow import stages
+
+    trains: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> names of such operations
     plain_apply, plain_run = old.train.Optimizer.apply_gradients, old.Session.run
 
     @functools.wraps(plain_apply)
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         op = plain_apply(self, *args, **kwargs)
-        trains.add(op)
+        trains.setdefault(op.graph, set()).add(op.name)
         return op
 
     @functools.wraps(plain_run)
-    def run(self: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
-        out = plain_run(self, fetches, feed_dict, *args, **kwargs)
-        if any(f in trains for f in _flat(fetches) if f.__hash__ is not None):
-            rows = max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0)
-            record.step(None, rows)
+    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        known = trains.get(self.graph)
+        training = known is not None and not known.isdisjoint(stages.names(self.graph, fetches))
+        if world is None or known is None:
+            out = plain_run(self, fetches, feed_dict, options, run_metadata)
+        else:
+            out = stages.run(self, plain_run, fetches, feed_dict, options, run_metadata, training)
+        if training:
+            record.step(None, max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0))
         return out
 
     old.train.Optimizer.apply_gradients = apply_gradients
     base = old.Session.__mro__[1]
     base.run = run
-
-
-def _flat(fetches: Any) -> list[Any]:
-    if isinstance(fetches, dict):
-        fetches = list(fetches.values())
-    if not isinstance(fetches, (list, tuple)):
-        return [fetches]
-    return [leaf for part in fetches for leaf in _flat(part)]
+    if world is not None:
+        old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
 
 
 def _same_random_numbers() -> None:

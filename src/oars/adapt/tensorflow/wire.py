@@ -1,7 +1,9 @@
 """TensorFlow tensors between ranks, eager and inside ``tf.function``, with gradients of any order.
 
 In a graph a message is a host function. TensorFlow may run such functions in any order, ranks may not: each waits for
-the one that was traced before it. The rank and the number of ranks are a variable, so that a graph outlives a loss.
+the one that was traced before it. Functions in functions, branches and loops are put in order by a variable that every
+message writes to: TensorFlow keeps the order of those who change a variable. The rank and the number of ranks are a
+variable too, so that a graph outlives a loss.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ from oars.adapt.meet import meet
 from oars.engine.world import RankLost
 
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32
-_place: list[tf.Variable] = []
+_place: list[tf.Variable] = []  # (rank, number of ranks)
+_turn: list[tf.Variable] = []  # changed before and after each message of a graph
+
+
+def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
+    if not kept:
+        with tf.init_scope(), tf.device("CPU:0"):
+            kept.append(tf.Variable(value, trainable=False, dtype=tf.int32, name=name))
+    return kept[0]
 
 
 def place() -> tf.Variable:
     """(rank, number of ranks)."""
-    if not _place:
-        with tf.init_scope(), tf.device("CPU:0"):
-            _place.append(tf.Variable([meet.rank, meet.size], trainable=False, dtype=tf.int32, name="oars_place"))
-    return _place[0]
+    return _variable(_place, [meet.rank, meet.size], "oars_place")
 
 
 def renew() -> None:
@@ -46,13 +53,31 @@ def _host(message: Any, dtype: tf.DType, shape: Any, *tensors: Any) -> tf.Tensor
             meet.lost = True
             raise
 
-    graph = tf.compat.v1.get_default_graph()
+    graph, turn = tf.compat.v1.get_default_graph(), _variable(_turn, 0, "oars_turn")
     before = getattr(graph, "_oars_last", None)
     with tf.control_dependencies([] if before is None else [before]):
+        begin = turn.assign(0, read_value=False)
+    with tf.control_dependencies([begin]):
         result = tf.numpy_function(say, tensors, dtype)
-    graph._oars_last = result.op
+    with tf.control_dependencies([result]):
+        graph._oars_last = turn.assign(0, read_value=False)
     result.set_shape(shape)
     return result
+
+
+def talks(graph: Any) -> bool:
+    """Whether messages are sent when this graph runs, or one within it."""
+    return bool(_own_turn(graph))
+
+
+def talks_within(graph: Any) -> bool:
+    """Whether a function, a branch or a loop in this graph sends messages."""
+    turn = _own_turn(graph)
+    return bool(turn) and any(c.type != "AssignVariableOp" for c in turn[0].consumers())
+
+
+def _own_turn(graph: Any) -> list[Any]:
+    return [inner for outer, inner in graph.captures if _turn and outer is _turn[0].handle]
 
 
 def behind_messages() -> Any:
@@ -71,15 +96,23 @@ def total(x: tf.Tensor) -> Any:
     return result, total
 
 
-def means(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Each averaged over ranks, all in one message for each precision; differentiable."""
+def every(line: tf.Tensor) -> tf.Tensor:
+    """Every rank's line (a small tensor of one shape), stacked; its gradient sums over ranks and keeps its own."""
+    rank, size = tf.unstack(place()) if not tf.executing_eagerly() else (meet.rank, meet.size)
+    own = tf.reshape(tf.one_hot(rank, size, dtype=line.dtype), [-1] + [1] * line.shape.rank)
+    return total(own * line)
+
+
+def means(tensors: list[tf.Tensor], step: bool = True) -> list[tf.Tensor]:
+    """Each averaged over ranks, all in one message for each precision; differentiable. It counts as a ``step``."""
     results = list(tensors)
     for wide in (tf.float32, tf.float64):
         at = [i for i, t in enumerate(tensors) if (t.dtype == tf.float64) == (wide == tf.float64)]
         if not at:
             continue
         flat = tf.concat([tf.reshape(tf.cast(tensors[i], wide), [-1]) for i in at], 0)
-        parts = tf.split(_mean(flat), [tf.size(tensors[i]) for i in at])
+        mean = _mean(flat) if step else total(flat) / tf.cast(meet.size, wide)
+        parts = tf.split(mean, [tf.size(tensors[i]) for i in at])
         for i, part in zip(at, parts, strict=True):
             results[i] = tf.ensure_shape(tf.cast(tf.reshape(part, tf.shape(tensors[i])), tensors[i].dtype),
                                          tensors[i].shape)
@@ -97,7 +130,7 @@ def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
 
 @tf.custom_gradient
 def _mean(flat: tf.Tensor) -> Any:
-    return _host(meet.mean, flat.dtype, flat.shape, flat), _mean
+    return _host(meet.gradients, flat.dtype, flat.shape, flat), _mean
 
 
 class Share:
@@ -150,3 +183,22 @@ def rows_of(x: Any) -> Any:
 def constant(x: Any) -> Any:
     """An array as a tensor; anything else as it is."""
     return tf.convert_to_tensor(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
+
+
+def in_graph(tree: Any) -> bool:
+    """Whether a graph is being made of these, in which a rank's number of rows is not known."""
+    return any(isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy") for leaf in tf.nest.flatten(tree))
+
+
+def kept(model: Any) -> list[tuple[Any, Any]]:
+    """What a call that runs now, and not in a graph, may change: to be put back when it is done again."""
+    if not tf.executing_eagerly() or not meet.world.survives:
+        return []
+    return [(v, v._value.read_value()) for v in model.non_trainable_variables]
+
+
+def on_tape() -> bool:
+    """Whether a model is called in an eager loop with one tape."""
+    from oars.adapt.tensorflow import eager
+
+    return eager.on_tape()
