@@ -37,11 +37,11 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
         mapped = _each(fetches, functools.partial(_mapped, cut))
         feeds = {_fed(cut, key): value for key, value in (feeds or {}).items()}
         plan = cut.plans.get(_key(mapped)) or cut.plans.setdefault(_key(mapped), Plan(cut, mapped))
-    except Refused as reason:
+    except Refused as refusal:
         if cut.used:  # its random numbers have been drawn from the second version's streams
-            raise SystemExit(f"oars: this run cannot be cut ({reason}), and others before it were: make all of the "
+            raise SystemExit(f"oars: this run cannot be cut ({refusal}), and others before it were: make all of the "
                              "graph before the first run") from None
-        _say_whole(str(reason))
+        _say_whole(str(refusal))
         cut.refused = True
         return plain(session, fetches, feeds, options, metadata)
     cut.used = cut.used or _key(mapped) != _key(fetches)
