@@ -322,16 +322,17 @@ def frozen_base_and_augmentation():
     inputs = layers.Input((8, 8, 3))
     shifted = layers.RandomRotation(0.1, seed=2)(layers.RandomFlip("horizontal", seed=1)(inputs))
     model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(base(shifted, training=False))))
-    train(compiled(model), x, y)
-    base.trainable = True
-    train(compiled(model, optimizer=keras.optimizers.Adam(1e-3)), x, y, epochs=1)
+    train(compiled(model, optimizer=keras.optimizers.SGD(0.05)), x, y)
+    base.trainable = True  # Adam would divide a bias's gradient, nearly zero behind the normalisation, by itself
+    train(compiled(model, optimizer=keras.optimizers.SGD(0.01)), x, y, epochs=1)
 
 
 @scene
 def eagerly_and_many_steps_at_once():
     x, y = table()
     train(compiled(mlp(layers.Dropout(0.2)), run_eagerly=True), x, y, epochs=1)
-    train(compiled(mlp(), steps_per_execution=3), x, y)
+    if keras.backend.backend() != "torch":  # which refuses it
+        train(compiled(mlp(), steps_per_execution=3), x, y)
 
 
 @scene

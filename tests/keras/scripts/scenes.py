@@ -24,7 +24,6 @@ def play():
     global _playing
     for _playing in sys.argv[1:] or list(_scenes):
         print(f"== {_playing}")
-        keras.backend.clear_session()
         keras.utils.set_random_seed(7)
         _scenes[_playing]()
         print(f"stream {np.random.rand():.9g}", flush=True)

@@ -36,6 +36,10 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
 
     backend = keras.backend.backend()
     meet.record, meet.plan = record, plan
+    if world is not None:
+        from keras.src import backend as of_keras
+
+        of_keras.IS_THREAD_SAFE = False  # callbacks in a thread of their own would talk to ranks out of turn
     if world is not None and backend in ("tensorflow", "jax"):
         from oars.adapt.keras import calls, noise, norm
 

@@ -135,8 +135,9 @@ def in_graph(tree: Any) -> bool:
 
 
 def kept(model: Any) -> list[tuple[Any, Any]]:
-    """What a call may change: to be put back when it is done again."""
-    return [(v, v.value) for v in model.non_trainable_variables] if meet.world.survives else []
+    """What a call may change: to be put back when it is done again. (In ``fit`` Keras keeps the values elsewhere.)"""
+    there = [v for v in model.non_trainable_variables if v._value is not None]
+    return [(v, v._value) for v in there] if meet.world.survives else []
 
 
 def on_tape() -> bool:

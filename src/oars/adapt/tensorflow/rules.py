@@ -116,8 +116,26 @@ def _dims(cut: Any, shape: Any) -> list[int | None] | None:
             return None
         dims = of.shape.as_list()
         return [ALL, *dims[1:]] if cut.value(of).rows else dims
+    if shape.op.type == "ConcatV2":
+        parts = [_dims(cut, t) for t in shape.op.inputs[:-1]]
+        return None if any(part is None for part in parts) else [d for part in parts if part for d in part]
+    if shape.op.type == "Slice":
+        dims, begin, size = _dims(cut, shape.op.inputs[0]), _numbers(shape.op.inputs[1]), _numbers(shape.op.inputs[2])
+        return None if dims is None or not begin or not size else dims[begin[0] :][: size[0] if size[0] >= 0 else None]
     value = tf.get_static_value(shape)
     return None if value is None else [int(d) for d in value]
+
+
+def _numbers(tensor: Any) -> list[int] | None:
+    """What is computed from ranks (``tf.rank(x) - 1``), which are known before the graph runs."""
+    value, op = _static(tensor), tensor.op
+    if value is not None:
+        return [int(n) for n in np.ravel(value)]
+    parts = [_numbers(t) for t in op.inputs] if op.type in ("Pack", "Sub") else [None]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return [n for part in known for n in part] if op.type == "Pack" else [a - b for a, b in zip(*known, strict=True)]
 
 
 def _broadcast(own: list, other: list) -> tuple[int, ...] | None:
@@ -150,14 +168,14 @@ def _batch_matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
 
 def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
     x, shape = ins[0], op.outputs[0].shape
-    if not x.rows or shape.rank in (None, 0):
+    known = bool(shape.rank) and shape[1:].is_fully_defined()
+    dims = shape.as_list() if known else _dims(cut, op.inputs[1])
+    before = x.tensor.shape[1:]
+    if not x.rows or not dims or not before.is_fully_defined() or not before.num_elements():
         return None
-    before, after = x.tensor.shape[1:], shape[1:]
-    if not (before.is_fully_defined() and after.is_fully_defined()) or not before.num_elements():
-        return None
-    if before.num_elements() != after.num_elements():
-        return None
-    return [cut.reshaped(x, [-1, *after.as_list()])]
+    if any(d is None or d < 0 for d in dims[1:]) or before.num_elements() != np.prod(dims[1:], dtype=int):
+        return None  # rows and another dimension are put together, or it cannot be known
+    return [cut.reshaped(x, [-1, *dims[1:]])]
 
 
 def _shape(cut: Any, op: Any, ins: list[Any]) -> Any:

@@ -36,6 +36,7 @@ def install(tf: Any, world: Any, record: Any) -> None:
     _runs(old, world, record)
     if world is not None:
         _same_random_numbers()
+        _whole_graphs_placed(old)
 
 
 def _refused(name: str) -> Any:
@@ -91,6 +92,21 @@ def _runs(old: Any, world: Any, record: Any) -> None:
     base.run = run
     if world is not None:
         old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
+
+
+def _whole_graphs_placed(old: Any) -> None:
+    """A session that places only what it runs, as an InteractiveSession does, loses what a partial run is fed later."""
+    base = old.Session.__mro__[1]
+    plain = base.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+        if isinstance(config, old.ConfigProto):
+            config = old.ConfigProto.FromString(config.SerializeToString())
+            config.graph_options.place_pruned_graph = False
+        plain(self, target, graph, config)
+
+    base.__init__ = init
 
 
 def _same_random_numbers() -> None:

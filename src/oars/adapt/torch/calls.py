@@ -82,10 +82,10 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
-    """A call that may be done again: what it changes in the module's buffers must not happen twice."""
+    """A call that may be done again: what it changes in the module must not happen twice."""
     changes, moving = _moving.get(self, (-1, []))
     every = changes != ctx.changes
-    buffers = list(self.buffers()) if every else moving
+    buffers = _changeable(self) if every else moving
     before = [b.detach().clone() for b in buffers]
     versions = [b._version for b in buffers] if every else []
     counts = {v: v.calls for of in (_verdicts.get(self),) if of for v in of.values()}
@@ -100,6 +100,12 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         moved = [b for b, version in zip(buffers, versions, strict=True) if b._version != version]
         _moving[self] = (ctx.changes, moved)
     return out
+
+
+def _changeable(module: nn.Module) -> list:
+    """Buffers; of a Keras layer also what is not trained, which Keras keeps as parameters: moving averages, seeds."""
+    frozen = [p for p in module.parameters() if not p.requires_grad] if hasattr(module, "_torch_params") else []
+    return [*module.buffers(), *frozen]
 
 
 def _put_back(buffers: list, before: list, counts: dict) -> None:
