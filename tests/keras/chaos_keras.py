@@ -25,10 +25,10 @@ from compare import lines_differ  # noqa: E402
 
 # what runs: its script, options of oars run, the environment, how many collectives there are at least
 KINDS = {
-    "tensorflow": ("voyage.py", [], {"KERAS_BACKEND": "tensorflow"}, 200),
-    "jax": ("voyage.py", [], {"KERAS_BACKEND": "jax"}, 200),
-    "torch": ("voyage.py", [], {"KERAS_BACKEND": "torch"}, 200),
-    "tf1": ("session.py", ["--tf1"], {}, 40),
+    "tensorflow": ("voyage.py", [], {"KERAS_BACKEND": "tensorflow"}, 150),
+    "jax": ("voyage.py", [], {"KERAS_BACKEND": "jax"}, 120),
+    "torch": ("voyage.py", [], {"KERAS_BACKEND": "torch"}, 280),
+    "tf1": ("session.py", ["--tf1"], {}, 110),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 

@@ -48,9 +48,9 @@ def test_ranks_do_what_one_process_does(backend, script, n, tmp_path):
 
 DEATHS = {  # 3 ranks, of which two die: in fit, and in the loop behind it
     "tensorflow": [[1, "in a collective", 40], [0, "in a collective", 150]],
-    "jax": [[0, "in a collective", 60], [2, "in a collective", 150]],
-    "torch": [[2, "in a collective", 50], [1, "in a collective", 120]],
-    "tf1": [[0, "in a collective", 9], [1, "in a collective", 30]],
+    "jax": [[0, "in a collective", 60], [2, "in a collective", 110]],
+    "torch": [[2, "in a collective", 50], [1, "in a collective", 250]],
+    "tf1": [[0, "in a collective", 9], [1, "in a collective", 70]],
 }
 
 

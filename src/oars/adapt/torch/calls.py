@@ -62,7 +62,7 @@ class Verdict:
 
 
 _verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
-_moving: WeakKeyDictionary[nn.Module, tuple[int, list]] = WeakKeyDictionary()  # buffers that a call changes
+_moving: WeakKeyDictionary[nn.Module, tuple[Any, list]] = WeakKeyDictionary()  # buffers that a call changes
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
@@ -83,8 +83,9 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     """A call that may be done again: what it changes in the module must not happen twice."""
-    changes, moving = _moving.get(self, (-1, []))
-    every = changes != ctx.changes
+    kind = (ctx.changes, kwargs.get("training"))  # Keras's models are told with each call whether it trains
+    known, moving = _moving.get(self, (None, []))
+    every = known != kind
     buffers = _changeable(self) if every else moving
     before = [b.detach().clone() for b in buffers]
     versions = [b._version for b in buffers] if every else []
@@ -98,7 +99,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         _put_back(buffers, before, counts)
     elif every:
         moved = [b for b, version in zip(buffers, versions, strict=True) if b._version != version]
-        _moving[self] = (ctx.changes, moved)
+        _moving[self] = (kind, moved)
     return out
 
 
