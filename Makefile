@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slurm test-browser lint bench bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
+.PHONY: help demo lab test test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,6 +17,7 @@ help:
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
+	@echo "make bench-keras  Keras on 2 ranks against one process, and against torch.distributed by hand"
 	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
 	@echo "make bench-images  images per second from shards, against webdataset, Pillow and tf.data"
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
@@ -44,6 +45,9 @@ lab: .venv/watch
 lint: .venv/dev
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+
+bench-keras: .venv/dev
+	@$(BIN)/python bench/keras_table.py $(ARGS)
 
 bench: .venv/run
 	@$(BIN)/python bench/table.py $(ARGS)

@@ -231,6 +231,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "bind": args.bind,
         "launcher": args.launcher,
         "stage_env": args.stage_env,
+"tf1": args.tf1,
         "snapshot": snapshot_plan("off" if args.sync != "allreduce" else args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
@@ -387,6 +388,7 @@ def _run_options(verb: Parser) -> list[argparse.Action]:
         add("--wire", default="fp32", metavar="KIND",
             help="how numbers travel between ranks: fp32 (default), bf16, fp16, int8, topk:0.01, powersgd:4"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
+        add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--bind", action="store_true", help="say at the start which host, cores and GPU each rank has"),
         add("--stage-env", action="store_true", help="bring the Python environment and the script's folder to each "
             "host's own disk, and start the ranks from there"),

@@ -68,10 +68,10 @@ def environment(**more):
             **more}
 
 
-def sail_script(script, ranks, deaths, folder, timeout=120):
+def sail_script(script, ranks, deaths, folder, timeout=120, options=(), **more):
     """Run any script with these deaths in it: exit code, lines, errors."""
-    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks), str(script)]
-    done = subprocess.run(command, cwd=folder, env=environment(OARS_TEST_DEATHS=json.dumps(deaths)), text=True,
+    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks), *options, str(script)]
+    done = subprocess.run(command, cwd=folder, env=environment(OARS_TEST_DEATHS=json.dumps(deaths), **more), text=True,
                           capture_output=True, timeout=timeout)
     return done.returncode, done.stdout.splitlines(), done.stderr
 

@@ -80,6 +80,11 @@ def seed_torch(torch: Any) -> None:
     )
 
 
+def common_seed(name: str) -> int:
+    """The run's seed for the global stream of that name, the same on all ranks."""
+    return _derive(name, _seed) % 2**31
+
+
 def fingerprint() -> bytes:
     """A hash of the common states: ranks whose fingerprints differ have drawn differently."""
     digest = hashlib.sha256()

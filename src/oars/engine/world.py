@@ -152,7 +152,11 @@ class World:
             row_type = self._mpi.BYTE.Create_contiguous(width).Commit()
             try:
                 starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).tolist()
-                self.comm.Allgatherv([rows, len(rows), row_type], [whole, counts, starts, row_type])
+                if self.patient:
+                    self._wait(self.comm.Iallgatherv([rows, len(rows), row_type], [whole, counts, starts, row_type]),
+                               (rows, whole))
+                else:
+                    self.comm.Allgatherv([rows, len(rows), row_type], [whole, counts, starts, row_type])
             finally:
                 row_type.Free()
             return whole

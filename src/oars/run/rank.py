@@ -300,7 +300,26 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
 
         oars.adapt.torch.install(world, plan, record)
 
+    def keras_imported(keras: Any) -> None:
+        import oars.adapt.keras
+
+        oars.adapt.keras.install(keras, world, plan, record)
+
+    def tensorflow_imported(tensorflow: Any) -> None:
+        import oars.adapt.tensorflow
+
+        oars.adapt.tensorflow.install(tensorflow, world, plan, record)
+
+    def jax_imported(_: Any) -> None:
+        import oars.adapt.keras
+
+        oars.adapt.keras.install_jax(world, plan, record)
+
     when_imported("torch", torch_imported)
+    if many:
+        when_imported("jax", jax_imported)
+    when_imported("tensorflow", tensorflow_imported)
+    when_imported("keras", keras_imported)
     if "joining" in plan:
         told = plan["joining"]
         record.played = True

@@ -132,6 +132,11 @@ def patch_torch(torch: ModuleType) -> None:
         outside.patch_torch(torch, outside.redirect_for(_side))
 
 
+def redirect() -> outside.Redirect | None:
+    """How a library that opens files by itself is handed the path that stands for the script's; None on one rank."""
+    return outside.redirect_for(_side) if _side is not None else None
+
+
 def _same_for_all(folders: list[str]) -> list[str]:
     """Folders, each with a slash at its end, that no rank overlays."""
     # Compilers run as other programs and must see their sources; these caches are made for many processes at once.

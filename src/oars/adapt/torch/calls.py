@@ -62,7 +62,7 @@ class Verdict:
 
 
 _verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
-_moving: WeakKeyDictionary[nn.Module, tuple[int, list]] = WeakKeyDictionary()  # buffers that a call changes
+_moving: WeakKeyDictionary[nn.Module, tuple[Any, list]] = WeakKeyDictionary()  # buffers that a call changes
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
@@ -88,10 +88,11 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
-    """A call that may be done again: what it changes in the module's buffers must not happen twice."""
-    changes, moving = _moving.get(self, (-1, []))
-    every = changes != ctx.changes
-    buffers = list(self.buffers()) if every else moving
+    """A call that may be done again: what it changes in the module must not happen twice."""
+    kind = (ctx.changes, kwargs.get("training"))  # Keras's models are told with each call whether it trains
+    known, moving = _moving.get(self, (None, []))
+    every = known != kind
+    buffers = _changeable(self) if every else moving
     before = [b.detach().clone() for b in buffers]
     versions = [b._version for b in buffers] if every else []
     counts = {v: v.calls for of in (_verdicts.get(self),) if of for v in of.values()}
@@ -104,8 +105,14 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         _put_back(buffers, before, counts)
     elif every:
         moved = [b for b, version in zip(buffers, versions, strict=True) if b._version != version]
-        _moving[self] = (ctx.changes, moved)
+        _moving[self] = (kind, moved)
     return out
+
+
+def _changeable(module: nn.Module) -> list:
+    """Buffers; of a Keras layer also what is not trained, which Keras keeps as parameters: moving averages, seeds."""
+    frozen = [p for p in module.parameters() if not p.requires_grad] if hasattr(module, "_torch_params") else []
+    return [*module.buffers(), *frozen]
 
 
 def _put_back(buffers: list, before: list, counts: dict) -> None:

@@ -37,8 +37,11 @@ class Cut(NamedTuple):
 
 def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
-    many = getattr(fetcher.dataset, "__getitems__", None)
-    samples = list(many(cut.indices)) if many else [fetcher.dataset[i] for i in cut.indices]
+    many: Any = getattr(fetcher.dataset, "__getitems__", None)
+    samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    if not isinstance(samples, list) or len(samples) != len(cut.indices):  # whole batches already, as Keras's are
+        every = fetcher.collate_fn(samples)
+        return every, _compare(every, fetcher.collate_fn(many(cut.mine())), cut) if cut.rows else NOTHING
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows])  # collating may change samples in place
     every = fetcher.collate_fn(samples)
     return every, _compare(every, fetcher.collate_fn(mine), cut) if mine else NOTHING

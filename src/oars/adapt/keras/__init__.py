@@ -1,0 +1,60 @@
+"""Keras 3 aboard: a model's call runs on own rows and gives the global result; the script sees global tensors.
+
+``install`` puts the patches in place (docs/keras.md lists them): models' calls (``calls``), what in a model looks at
+the whole batch (``norm``, ``noise``), gradients (``gradients`` here for JAX, ``adapt/tensorflow`` for TensorFlow) and
+steps, which are done again when a rank is lost (``steps``). On the PyTorch backend the tensors are PyTorch's, and
+``adapt/torch`` has already done all of this: only steps are counted.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def install_jax(world: Any, plan: dict, record: Any) -> None:
+    """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
+    import jax
+
+    from oars.adapt.keras import compiled, gradients
+    from oars.adapt.meet import meet
+
+    # A callback that is given large arrays waits for a copy by the same threads that run the program: with few cores
+    # and programs that run beside their caller nobody is left to make it (jax-ml/jax, issue 24255).
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("PJRT_NPROC", str(max(2, cores)))
+    meet.start(world, plan, record)
+    gradients.install()
+    compiled.install()
+
+
+def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
+    """Patch Keras for this rank (``world`` is None on one rank: then only steps are counted)."""
+    from oars.adapt.keras import steps
+    from oars.adapt.meet import meet
+
+    backend = keras.backend.backend()
+    meet.record, meet.plan = record, plan
+    if world is not None:
+        from keras.src import backend as of_keras
+
+        of_keras.IS_THREAD_SAFE = False  # callbacks in a thread of their own would talk to ranks out of turn
+    if world is not None and backend in ("tensorflow", "jax"):
+        from oars.adapt.keras import calls, noise, norm
+
+        wire: Any
+        if backend == "tensorflow":
+            from oars.adapt.tensorflow import wire
+        else:
+            from oars.adapt.keras import gradients
+            from oars.adapt.keras import wire_jax as wire
+
+            gradients.active = True
+        calls.install(keras, wire)
+        noise.install(keras)
+        norm.install(keras, wire)
+    elif world is not None and backend != "torch":
+        record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
+                      "the backends torch, tensorflow and jax are cut")
+    steps.install(keras, backend, world is not None)

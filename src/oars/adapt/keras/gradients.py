@@ -1,0 +1,79 @@
+"""Gradients on JAX: what ``jax.grad`` and ``jax.value_and_grad`` give is, on every rank, that of the global loss."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+
+from oars.adapt.keras import wire_jax as wire
+from oars.adapt.meet import meet
+from oars.engine.world import RankLost
+
+active = False  # Keras runs on JAX
+
+
+def exchanged(grads: Any) -> Any:
+    """Gradients averaged over ranks, once a model has run on own rows."""
+    if not active or meet.inside or not meet.calls:
+        return grads
+    leaves, tree = jax.tree.flatten(grads)
+    if any(map(wire.mapped, leaves)):
+        return grads
+    at = [i for i, g in enumerate(leaves) if hasattr(g, "dtype") and jax.numpy.issubdtype(g.dtype, jax.numpy.inexact)]
+    for i, mean in zip(at, wire.means([leaves[i] for i in at]), strict=True):
+        leaves[i] = mean
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _until_done(work: Any) -> Any:
+    """Gradients are pure: after a loss they are computed again. (Compiled ones are by ``compiled``.)"""
+    while True:
+        try:
+            return work()
+        except RankLost:
+            wire.renew()
+
+
+def install() -> None:
+    """Patch jax.grad, jax.value_and_grad and jax.vjp."""
+    plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
+    signature = inspect.signature(plain_grad)
+
+    @functools.wraps(plain_grad)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        inner = plain_grad(*args, **kwargs)
+        has_aux = signature.bind(*args, **kwargs).arguments.get("has_aux", False)
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def work() -> Any:
+                out = inner(*args, **kwargs)
+                return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
+
+            return _until_done(work)
+
+        return call
+
+    @functools.wraps(plain_both)
+    def value_and_grad(fun: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = plain_both(fun, *args, **kwargs)
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def work() -> Any:
+                value, grads = inner(*args, **kwargs)
+                return value, exchanged(grads)
+
+            return _until_done(work)
+
+        return call
+
+    @functools.wraps(plain_vjp)
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        value, back, *aux = plain_vjp(*args, **kwargs)
+        return (value, lambda *g: exchanged(back(*g)), *aux)
+
+    jax.grad, jax.value_and_grad, jax.vjp = grad, value_and_grad, vjp

@@ -1,0 +1,241 @@
+"""Do a model's rows meet? Then it cannot be cut.
+
+Keras's own layers treat rows one by one, but for a few that are known. Of anything else (a ``call`` of the script's
+own, ``Lambda``, operations of a functional model) it is tried, with invented weights and rows: one row is spoilt with
+NaN, and no other row of the result may change; and a part of the rows must give that part of the result. NaN passes
+where a difference would not: through a gate that is zero, say. What else may leave a call must not depend on its rows:
+variables that it updates (a codebook, a metric), tensors that it keeps in attributes. Nothing of the script is changed,
+its random numbers neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from oars.adapt.meet import meet
+
+ROWS = 4
+_MIXING = ("MixUp", "CutMix", "RandAugment")  # of Keras's own
+probing = False  # batch normalisation then takes no statistics of the batch
+drawn: list[tuple] = []  # shapes of what was drawn in the run
+
+
+def known_to_meet(model: Any) -> str:
+    """Why ``model`` cannot be cut into rows, as far as can be seen without trying."""
+    if meet.plan.get("batch") == "keep":
+        return "--batch keep is for PyTorch; with Keras the batch is the script's"
+    for layer in model._flatten_layers():
+        name = f"{type(layer).__name__} {layer.name}"
+        if getattr(layer, "stateful", False):
+            return f"{name} keeps a state for each row between batches"
+        if layer.activity_regularizer is not None:
+            return f"{name} has an activity regularizer, which sums over all rows"
+        if type(layer).__name__ in _MIXING or getattr(layer, "axis", None) == 0:
+            return f"{name} mixes rows"
+    return ""
+
+
+def must_be_tried(model: Any) -> bool:
+    """Whether there is more in it than Keras's own layers."""
+    return any(type(layer).__name__ == "Lambda" or not _of_keras(layer)
+               or any(not hasattr(op, "weights") for op in getattr(layer, "operations", ()))
+               for layer in model._flatten_layers())
+
+
+def _of_keras(layer: Any) -> bool:
+    return all(getattr(type(layer), name).__module__.partition(".")[0] == "keras" for name in ("call", "build"))
+
+
+def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
+    """Why ``model``, called like this, cannot be cut into rows, or ``""``."""
+    global probing
+    from keras import tree
+    from keras.src import backend
+
+    probing = True
+    streams, kept = _streams(), [(layer, dict(layer.__dict__)) for layer in model._flatten_layers()]
+    try:
+        rng = np.random.default_rng(0)
+        inputs = tree.map_structure(lambda x: _invented(x, rng, wire), (args, kwargs))
+        run = _runner(model, [(v, _weights(v, rng)) for v in model.variables])
+        spoilt = tree.map_structure(_spoil, inputs)
+        some = tree.map_structure(lambda x: x[1:3] if _rowed(x) else x, inputs)
+        for training in (True, False):
+            with contextlib.redirect_stdout(io.StringIO()):  # a print in a call is not for the user
+                told = _compared(run, inputs, spoilt, some, training) or _kept_rows(kept)
+            if told:
+                return told
+        if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
+            backend.compute_output_spec(model.call, *tree.map_structure(_open, inputs[0]),
+                                        **tree.map_structure(_open, inputs[1]))
+        return ""
+    except Exception as error:
+        told = str(error).strip().partition("\n")[0][:120]
+        return f"trying it on invented rows failed ({type(error).__name__}: {told})"
+    finally:
+        probing = False
+        for layer, before in kept:
+            for name in [name for name, value in layer.__dict__.items() if before.get(name, layer) is not value]:
+                del layer.__dict__[name]
+            layer.__dict__.update(before)
+        for restore, state in streams:
+            restore(state)
+
+
+def _compared(run: Any, inputs: Any, spoilt: Any, some: Any, training: bool) -> str:
+    """Run on four rows, on four of which one is spoilt, and on two; what does not agree."""
+    base, updates, drawn = run(*inputs, training)
+    if any(np.ndim(out) == 0 or len(out) != ROWS for out in base):
+        return "its result does not have one row for each of its input's"
+    out, updates_spoilt, _ = run(*spoilt, training)
+    others = np.arange(ROWS) != 2
+    if any(not np.array_equal(a[others], b[others], equal_nan=True) for a, b in zip(base, out, strict=True)):
+        return "its rows depend on each other"
+    part, updates_part, drawn_part = run(*some, training, _Part())
+    if any(b.shape != a[1:3].shape or not np.allclose(a[1:3], b, 1e-3, 1e-4, True)
+           for a, b in zip(base, part, strict=True)):
+        return "its result for some rows depends on how many there are"
+    for name, value in updates.items():
+        for other in (updates_spoilt, updates_part):
+            if name not in other or not np.allclose(value, other[name], 1e-3, 1e-4, True):
+                return f"it updates the variable {name} from all rows"
+    if any(a == b for a, b in zip(drawn, drawn_part, strict=True)):
+        return "it draws random numbers that are not one row's"
+    return ""
+
+
+class _Part:
+    """The two rows in the middle, as a rank's share of the four."""
+
+    rows, first, count, real = ROWS, 1, 2, 1.0
+
+    @staticmethod
+    def cut(x: Any) -> Any:
+        return x[1:3]
+
+    @staticmethod
+    def gather(x: Any) -> Any:
+        raise TypeError("its rows must be joined in the middle of it")
+
+
+def _kept_rows(kept: list) -> str:
+    """Whether the call has left tensors in attributes: they would be a rank's own rows."""
+    from keras import tree
+    from keras.src import backend
+
+    for layer, before in kept:
+        for name, value in layer.__dict__.items():
+            if before.get(name) is not value and any(backend.is_tensor(leaf) for leaf in tree.flatten(value)):
+                return f"{type(layer).__name__} {layer.name} keeps {name} of its rows"
+    return ""
+
+
+def _streams() -> list[tuple[Any, Any]]:
+    """How to put back every stream of random numbers that a call may draw from."""
+    found = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+
+        stream = getattr(context.context(), "_rng", None)
+        if stream is not None:
+            found.append((stream.setstate, stream.getstate()))
+    return found
+
+
+class _AddsLoss(Exception):
+    """add_loss in a call."""
+
+
+def _runner(model: Any, values: list) -> Any:
+    """The model as a function of arrays, in which no variable of the script is read or changed."""
+    from keras import tree
+    from keras.src import backend
+
+    def run(args: Any, kwargs: Any, training: bool, share: Any = None) -> tuple[list, dict, list]:
+        kwargs = dict(kwargs)
+        kwargs.pop("training", None)
+        if model._call_has_training_arg:
+            kwargs["training"] = training
+        given = {id(v): backend.convert_to_tensor(a, v.dtype) for v, a in values}
+        scope = backend.StatelessScope(collect_losses=True, state_mapping=[(v, given[id(v)]) for v, _ in values])
+        args, kwargs = tree.map_structure(lambda x: backend.convert_to_tensor(x) if _rowed(x) else x, (args, kwargs))
+        drawn.clear()
+        meet.split = share
+        try:
+            with scope:
+                out = model.call(*args, **kwargs)
+        finally:
+            meet.split = None
+        if scope.losses:
+            raise _AddsLoss("add_loss in a call: its value is that of the whole batch")
+        names = {id(v): v.path for v, _ in values}
+        updates = {names.get(key, str(key)): np.asarray(backend.convert_to_numpy(value))
+                   for key, value in scope.state_mapping.items() if value is not given.get(key)}
+        outs = [np.asarray(backend.convert_to_numpy(x)) for x in tree.flatten(out) if x is not None]
+        return [x if x.dtype.kind in "iu" else x.astype("float32") for x in outs], updates, [*drawn]
+
+    return _eagerly(run)
+
+
+def _eagerly(run: Any) -> Any:
+    """``run`` outside of whatever is being traced."""
+    from keras.src import backend
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            with tf.init_scope():
+                return run(*args, **kwargs)
+        import jax
+
+        with jax.ensure_compile_time_eval():
+            return run(*args, **kwargs)
+
+    return call
+
+
+def _rowed(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def _invented(x: Any, rng: Any, wire: Any) -> Any:
+    """Rows of the kind of ``x``; whole numbers are 0 or 1, which are good indices of anything."""
+    if wire.rows_of(x) is None:
+        if hasattr(x, "shape") and len(x.shape):
+            raise TypeError(f"an input of {type(x).__name__} is no plain tensor")
+        return x
+    from keras.src import backend
+
+    shape = (ROWS, *(5 if d is None else int(d) for d in x.shape[1:]))
+    dtype = backend.standardize_dtype(x.dtype)
+    if "float" in dtype:
+        return rng.uniform(0.1, 1, shape).astype("float32" if dtype == "bfloat16" else dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def _open(x: Any) -> Any:
+    from keras import KerasTensor
+
+    return KerasTensor((None, *x.shape[1:]), str(x.dtype)) if _rowed(x) else x
+
+
+def _weights(v: Any, rng: Any) -> np.ndarray:
+    shape = tuple(int(d) for d in v.shape)
+    if "float" in v.dtype:
+        return rng.uniform(0.05, 0.5, shape).astype("float32")
+    return np.ones(shape, "int64")
+
+
+def _spoil(x: Any) -> Any:
+    if not _rowed(x):
+        return x
+    x = x.copy()
+    x[2] = np.nan if x.dtype.kind == "f" else 1 - x[2]
+    return x

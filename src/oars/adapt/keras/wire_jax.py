@@ -1,0 +1,145 @@
+"""JAX arrays between ranks, eager and inside ``jax.jit``, with gradients of any order.
+
+In compiled code a message is an ordered callback. It cannot be left by an exception, so after a loss callbacks give
+zeros until the step has run to its end. Shapes are static, a rank's rows too: after a loss, steps are compiled anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from oars.adapt.meet import meet
+
+
+def renew() -> None:
+    """After a loss: ranks are counted anew."""
+    meet.renew()
+
+
+def _host(message: Any, like: jax.ShapeDtypeStruct, x: Any) -> Any:
+    if not isinstance(x, jax.core.Tracer):
+        return jnp.asarray(message(np.asarray(x)))
+
+    def say(array: Any) -> np.ndarray:
+        result = meet.quiet(message, np.asarray(array))
+        return np.zeros(like.shape, like.dtype) if result is None else np.asarray(result, like.dtype)
+
+    return io_callback(say, like, x, ordered=True)
+
+
+def _wide(x: Any) -> Any:
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+
+
+@jax.custom_vjp
+def total(x: Any) -> Any:
+    """Summed over ranks; its gradient is the same."""
+    wide = _wide(x)
+    return _host(meet.total, jax.ShapeDtypeStruct(wide.shape, wide.dtype), wide).astype(x.dtype)
+
+
+total.defvjp(lambda x: (total(x), None), lambda _, g: (total(g),))
+
+
+def every(line: Any) -> Any:
+    """Every rank's line (a small array of one shape), stacked; its gradient sums over ranks and keeps its own."""
+    return total(jnp.zeros((meet.size, *line.shape), line.dtype).at[meet.rank].set(line))
+
+
+@jax.custom_vjp
+def _mean(flat: Any) -> Any:
+    return _host(meet.gradients, jax.ShapeDtypeStruct(flat.shape, flat.dtype), flat)
+
+
+_mean.defvjp(lambda x: (_mean(x), None), lambda _, g: (_mean(g),))
+
+
+def means(tensors: list[Any]) -> list[Any]:
+    """Each averaged over ranks, all in one message for each precision; differentiable."""
+    results = list(tensors)
+    for wide in (jnp.float32, jnp.float64):
+        at = [i for i, t in enumerate(tensors) if (t.dtype == jnp.float64) == (wide == jnp.float64)]
+        if not at:
+            continue
+        mean = _mean(jnp.concatenate([tensors[i].astype(wide).reshape(-1) for i in at]))
+        ends = np.cumsum([tensors[i].size for i in at])[:-1].tolist()
+        for i, part in zip(at, jnp.split(mean, ends), strict=True):
+            results[i] = part.reshape(tensors[i].shape).astype(tensors[i].dtype)
+    return results
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _joined(x: Any, share: Share) -> Any:
+    like = jax.ShapeDtypeStruct((share.rows, *x.shape[1:]), x.dtype)
+
+    def message(rows: np.ndarray) -> np.ndarray:
+        meet.current(share.era)
+        return meet.gather(rows, share.rows)
+
+    return _host(message, like, x)
+
+
+def _joined_back(share: Share, _: Any, g: Any) -> Any:
+    meet.current(share.era)
+    return (share.cut(total(g)) * jnp.asarray(share.real, g.dtype),)
+
+
+class Share:
+    """This rank's rows of a global batch."""
+
+    def __init__(self, x: Any) -> None:
+        self.rows, self.era = int(x.shape[0]), meet.era
+        self.first, self.count = meet.computed(self.rows)
+        self.real = float(meet.own(self.rows)[1] > 0)  # 0 where this rank has none and computes on a stand-in
+
+    def cut(self, x: Any) -> Any:
+        """Own rows of ``x``."""
+        return x[self.first : self.first + self.count]
+
+    def gather(self, rows: Any) -> Any:
+        """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        if not jnp.issubdtype(rows.dtype, jnp.inexact):
+            rows = jax.lax.stop_gradient(rows)
+        return _joined(rows, self)
+
+
+_joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
+
+
+def rows_of(x: Any) -> Any:
+    """How many rows ``x`` has, or None."""
+    return int(x.shape[0]) if isinstance(x, jax.Array) and x.ndim and not mapped(x) else None
+
+
+def mapped(x: Any) -> bool:
+    """Whether ``jax.vmap`` maps over ``x``: then nothing can be sent, and nothing is cut."""
+    while hasattr(x, "primal"):  # a gradient within
+        x = x.primal
+    return type(x).__name__ == "BatchTracer"
+
+
+def constant(x: Any) -> Any:
+    """An array as a tensor; anything else as it is."""
+    return jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
+
+
+def in_graph(tree: Any) -> bool:
+    """Shapes are always known."""
+    return False
+
+
+def kept(model: Any) -> list[tuple[Any, Any]]:
+    """What a call may change: to be put back when it is done again. (In ``fit`` Keras keeps the values elsewhere.)"""
+    there = [v for v in model.non_trainable_variables if v._value is not None]
+    return [(v, v._value) for v in there] if meet.world.survives else []
+
+
+def on_tape() -> bool:
+    """There are no tapes."""
+    return False

@@ -1,0 +1,75 @@
+"""TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``), steps that
+are done again after a loss (``again``), files that TensorFlow writes by itself (``files``).
+
+What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
+TensorFlow 1 are in ``sessions``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
+    """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
+    if plan.get("tf1"):
+        from oars.adapt.meet import meet
+        from oars.adapt.tensorflow import files, sessions
+
+        if world is not None:
+            meet.start(world, plan, record)
+            files.install(tf)
+        sessions.install(tf, world, record)
+        return
+    if world is None:
+        return
+    from oars.adapt.files.imports import when_imported
+    from oars.adapt.meet import meet
+    from oars.adapt.random import common_seed
+    from oars.adapt.tensorflow import again, eager, files, gradients
+
+    meet.start(world, plan, record)
+    files.install(tf)
+    tf.random.set_seed(common_seed("tensorflow"))
+    eager.install()
+    gradients.install()
+    again.install()
+    when_imported("tf_keras", lambda _: record.notice(
+        "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))
+    _without_xla(tf, record)
+    _data_uncut()
+
+
+def _without_xla(tf: Any, record: Any) -> None:
+    """XLA cannot call the host: what the script wants compiled by it stays a graph."""
+    plain = tf.function
+
+    @functools.wraps(plain)
+    def function(func: Any = None, *args: Any, jit_compile: Any = None, **kwargs: Any) -> Any:
+        if jit_compile:
+            record.notice("jit_compile=True is left out: a graph that talks to other ranks cannot be XLA's")
+            jit_compile = None
+        return plain(func, *args, jit_compile=jit_compile, **kwargs)
+
+    tf.function = function
+
+
+def _data_uncut() -> None:
+    """Functions of a tf.data pipeline run in threads of their own: models called there are whole."""
+    from tensorflow.python.data.ops import structured_function
+
+    from oars.adapt.meet import meet
+
+    wrapper = structured_function.StructuredFunctionWrapper
+    plain = wrapper.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        meet.inside += 1
+        try:
+            plain(self, *args, **kwargs)
+        finally:
+            meet.inside -= 1
+
+    wrapper.__init__ = init

@@ -1,0 +1,260 @@
+"""A TensorFlow 1 graph in which each rank computes its own rows of what is fed.
+
+Beside what depends on an open placeholder (its first dimension is not fixed: the batch) a second version of it grows,
+operation by operation, by ``rules``. All runs use it, so that an operation that draws random numbers has one stream. In
+a run that trains, this rank's rows are taken, and where the second version needs other ranks' rows the run comes in
+stages (``stages``): up to the messages, then on from their results. In all other runs every row is this rank's, and
+nothing is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from oars.adapt.tensorflow import rules
+
+PREFIX = "oars_cut/"
+_LOOPS = ("Enter", "Exit", "NextIteration", "Switch", "Merge", "LoopCond")
+
+
+class Value(NamedTuple):
+    """What a tensor of the script is in the second version: whole, or own rows."""
+
+    tensor: Any
+    rows: bool
+
+
+class Message(NamedTuple):
+    """A tensor that needs the other ranks: its sum over them, or their rows."""
+
+    source: Any
+    result: Any
+    summed: bool
+
+
+class Refused(Exception):
+    """This cannot be cut; the reason is for the user."""
+
+
+class Cut:
+    """The second version of one graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.lock = graph, threading.RLock()
+        self._values: dict[str, Value] = {}
+        self._ops: dict[str, Any] = {}  # -> its second version, or itself
+        self._wholes: dict[str, Value] = {}
+        self.messages: dict[str, Message] = {}  # by the operation of its result
+        self.open: set[str] = set()  # open placeholders
+        self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
+        self.refused, self.used = False, False
+        with _Building(graph):
+            # This run is cut?, own first row, own rows, all rows.
+            self.place = tf.compat.v1.placeholder_with_default(np.array([0, 0, -1, 0], np.int32), [4])
+
+    # -- growing
+
+    def op(self, op: Any) -> Any:
+        """The second version of ``op``."""
+        if op.name not in self._ops:
+            with self.lock, _Building(self.graph):
+                self._grow(op)
+        return self._ops[op.name]
+
+    def value(self, tensor: Any) -> Value:
+        """The second version of ``tensor``."""
+        self.op(tensor.op)
+        return self._values[tensor.name]
+
+    def fetched(self, tensor: Any) -> Any:
+        """``tensor`` for a run to fetch: all of it."""
+        value = self.value(tensor)
+        if not value.rows:
+            return value.tensor
+        with self.lock, _Building(self.graph):
+            return self.whole(value).tensor
+
+    def _grow(self, op: Any) -> None:
+        waiting = [op]
+        while waiting:
+            op = waiting[-1]
+            missing = [b for b in _before(op) if b.name not in self._ops]
+            if op.name in self._ops:
+                waiting.pop()
+            elif op.type in _LOOPS:
+                self._leave(op)
+            elif missing:
+                waiting.extend(missing)
+            else:
+                self._add(op)
+                waiting.pop()
+
+    def _leave(self, op: Any) -> None:
+        """A loop or a condition stays as it is, if it does not depend on the batch."""
+        found = behind([op])
+        if any(_is_open(b) or self._ops.get(b.name, b).name != b.name for b in found.values()):
+            raise Refused("there is a loop or a condition in the graph")
+        for b in found.values():
+            self._ops[b.name] = b
+            self._values.update({t.name: Value(t, False) for t in b.outputs})
+
+    def _add(self, op: Any) -> None:
+        ins = [self._values[t.name] for t in op.inputs]
+        controls = [self._ops[c.name] for c in op.control_inputs]
+        same = all(v.tensor.name == t.name for v, t in zip(ins, op.inputs, strict=True))
+        if _is_open(op):
+            self.open.add(op.name)
+            outs, self._ops[op.name] = [self.own(Value(op.outputs[0], False), surely=True)], op
+        elif same and all(made.name == c.name for made, c in zip(controls, op.control_inputs, strict=True)):
+            outs, self._ops[op.name] = [Value(t, False) for t in op.outputs], op
+        else:
+            with self.graph.control_dependencies(controls), self.graph.device(op.device or None):
+                outs = rules.apply(self, op, ins) if any(v.rows for v in ins) else self.made(op, ins, rows=False)
+            if outs:
+                self._ops[op.name] = outs[0].tensor.op
+        for tensor, value in zip(op.outputs, outs, strict=True):
+            self._values[tensor.name] = value
+
+    # -- what rules are made of
+
+    def made(self, op: Any, ins: list[Value], rows: bool) -> list[Value]:
+        """``op`` on these inputs."""
+        attrs = {name: value for name, value in op.node_def.attr.items() if name != "_class"}
+        copy = self.graph.create_op(op.type, [v.tensor for v in ins], [t.dtype for t in op.outputs], op._input_types,
+                                    op.name, attrs)
+        self._ops[op.name] = copy
+        return [Value(t, rows) for t in copy.outputs]
+
+    def gathered(self, op: Any, ins: list[Value]) -> list[Value]:
+        """``op`` on all rows."""
+        return self.made(op, [self.whole(v) for v in ins], rows=False)
+
+    def summed(self, op: Any, ins: list[Value]) -> list[Value]:
+        """``op`` on own rows, which gives a part of a sum."""
+        return [self.total(v) for v in self.made(op, ins, rows=False)]
+
+    def total(self, part: Value) -> Value:
+        """The sum over ranks."""
+        return self._message(part, True, part.tensor.shape)
+
+    def whole(self, v: Value) -> Value:
+        """All rows."""
+        if not v.rows:
+            return v
+        if v.tensor.name not in self._wholes:
+            self._wholes[v.tensor.name] = self._message(v, False, [None, *v.tensor.shape[1:]])
+        return self._wholes[v.tensor.name]
+
+    def _message(self, v: Value, summed: bool, shape: Any) -> Value:
+        result = tf.compat.v1.placeholder_with_default(v.tensor, shape)
+        self.messages[result.op.name] = Message(v.tensor, result, summed)
+        return Value(result, False)
+
+    def own(self, v: Value, surely: bool = False) -> Value:
+        """Own rows; of a tensor with one row, which goes with every row, that (but ``surely`` it has them all)."""
+        rank = v.tensor.shape.rank
+        if v.rows or (not surely and (rank == 0 or v.tensor.shape.as_list()[0] == 1)):
+            return v
+        keep = tf.equal(self.place[:1], 0)
+        if not surely:
+            keep = tf.logical_or(keep, tf.equal(tf.shape(v.tensor)[:1], 1))
+        first = tf.where(keep, np.zeros(1, np.int32), self.place[1:2])
+        count = tf.where(keep, -np.ones(1, np.int32), self.place[2:3])
+        others = np.zeros(rank - 1, np.int32)
+        rows = tf.slice(v.tensor, tf.concat([first, others], 0), tf.concat([count, others - 1], 0))
+        rows.set_shape([None, *v.tensor.shape[1:]])
+        return Value(rows, True)
+
+    def shape(self, v: Value, dtype: Any) -> Value:
+        """The shape of all of it."""
+        shape = tf.shape(v.tensor, out_type=dtype)
+        if v.rows:
+            every = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[3:4], dtype))
+            shape = tf.concat([every, shape[1:]], 0)
+        return Value(shape, False)
+
+    def own_shape(self, v: Value) -> Value:
+        """Of the shape of all rows that of this rank's."""
+        shape = v.tensor
+        mine = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[2:3], shape.dtype))
+        return Value(tf.concat([mine, shape[1:]], 0), False)
+
+    def reduced(self, kind: str, v: Value, axes: tuple, keep: bool, rows: bool) -> Value:
+        """A reduction of what this rank has."""
+        names = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
+        out = getattr(tf, f"reduce_{names[kind]}")(v.tensor, axis=list(axes), keepdims=keep)
+        return Value(out, rows)
+
+    def divided(self, total: Value, of: Value, axes: tuple) -> Value:
+        """A mean: the sum by how many there are of all."""
+        count = tf.reduce_prod(tf.gather(self.shape(of, tf.int32).tensor, list(axes)))
+        return Value(total.tensor / tf.cast(count, total.tensor.dtype), False)
+
+    def reshaped(self, v: Value, shape: list[int]) -> Value:
+        """Every row in another shape."""
+        return Value(tf.reshape(v.tensor, shape), True)
+
+
+class _Building:
+    """New operations go into a graph, wherever the script is: outside of its names, devices and dependencies."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def __enter__(self) -> None:
+        self.finalized, self.graph._finalized = self.graph._finalized, False
+        self.contexts = [self.graph.as_default(), self.graph.name_scope(PREFIX), self.graph.control_dependencies(None)]
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*error)
+        self.graph._finalized = self.finalized
+
+
+def _before(op: Any) -> list[Any]:
+    return [*(t.op for t in op.inputs), *op.control_inputs]
+
+
+def behind(ops: list[Any]) -> dict[str, Any]:
+    """These operations and all that they depend on, by name."""
+    found: dict[str, Any] = {}
+    waiting = list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found[op.name] = op
+            waiting += _before(op)
+    return found
+
+
+def levels(found: dict[str, Any], messages: dict[str, Message]) -> dict[str, int]:
+    """Behind how many messages, one after the other, each of these operations is."""
+    known: dict[str, int] = {}
+    for op in found.values():
+        waiting = [op]
+        while waiting:
+            op = waiting[-1]
+            missing = [b for b in _before(op) if b.name not in known]
+            if op.name in known or op.type in _LOOPS:  # loops are behind none
+                known.setdefault(op.name, 0)
+                waiting.pop()
+            elif missing:
+                waiting.extend(missing)
+            else:
+                known[op.name] = max((known[b.name] for b in _before(op)), default=0) + (op.name in messages)
+                waiting.pop()
+    return known
+
+
+def _is_open(op: Any) -> bool:
+    """A placeholder whose first dimension is not fixed."""
+    if op.type != "Placeholder":
+        return False
+    shape, dtype = op.outputs[0].shape, op.outputs[0].dtype
+    return bool(shape.rank) and shape.as_list()[0] is None and (dtype.is_floating or dtype.is_integer or dtype.is_bool)

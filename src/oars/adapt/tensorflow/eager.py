@@ -1,0 +1,137 @@
+"""A model's call in an eager ``GradientTape`` loop, whose backward pass can be done again after a loss.
+
+Such a call is one operation for the script's tape: its gradient comes from a tape of its own, around own rows, and is
+complete when it leaves here: the weights' summed over ranks, the inputs' joined. So all that passes between calls is
+the same on every rank, and a rank that is lost in one of them concerns that one alone: the forward pass is made again
+for the living, from the variables and the seeds that it had, and then the backward pass. Gradients of gradients need
+the other way (``wire.Share.gather``): where tapes are nested, calls go that way, and a loss ends the run with one line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record as taping
+
+from oars.adapt.meet import meet
+from oars.adapt.tensorflow import wire
+from oars.engine.world import RankLost
+
+_recording: list[Any] = []  # the script's tapes that record now
+_gradient = tf.GradientTape.gradient  # as TensorFlow has it
+
+
+def install() -> None:
+    """Patch GradientTape: know which of them record."""
+    push, pop = tf.GradientTape._push_tape, tf.GradientTape._pop_tape
+
+    @functools.wraps(push)
+    def pushed(self: Any) -> None:
+        push(self)
+        _recording.append(self)
+
+    @functools.wraps(pop)
+    def popped(self: Any) -> None:
+        pop(self)
+        _recording.remove(self)
+
+    tf.GradientTape._push_tape, tf.GradientTape._pop_tape = pushed, popped
+
+
+def on_tape() -> bool:
+    """Whether this is an eager loop with one tape."""
+    return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
+
+
+class Call:
+    """One call of a model. ``forward(share, tape)`` runs it on these rows; it gives its inputs and outputs, flat."""
+
+    def __init__(self, model: Any, first: Any, forward: Callable[[Any, Any], tuple[list, list]]) -> None:
+        self.first, self.forward, self.variables = first, forward, model.variables
+        self.before = [v._value.read_value() for v in self.variables]
+        self.given: dict[int, Any] = {}  # in another forward: what stands for a variable
+        self._run(ExitStack())
+
+    def _run(self, scope: Any) -> None:
+        self.share, self.era = wire.Share(self.first), meet.era
+        self.tape = tf.GradientTape()
+        with self.tape, scope:
+            for value in self.given.values():
+                self.tape.watch(value)
+            self.ins, self.outs = self.forward(self.share, self.tape)
+
+    def _anew(self) -> None:
+        """The forward pass of a new era: from what it read then, and nothing is written."""
+        from keras.src import backend
+
+        self.given = {id(v._value): value for v, value in zip(self.variables, self.before, strict=True)}
+        self._run(backend.StatelessScope(state_mapping=list(zip(self.variables, self.before, strict=True))))
+
+    def place(self, variable: Any) -> tuple[int, str]:
+        """Where among the model's variables this one is."""
+        at = next((i for i, v in enumerate(self.variables) if v._value is variable), len(self.variables))
+        return at, variable.name
+
+    def joined(self) -> list[Any]:
+        """All ranks' rows of the outputs."""
+        rows = self.share.rows
+        return [tf.convert_to_tensor(meet.gather(x.numpy(), rows), x.dtype) for x in self.outs]
+
+    def backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Gradients of the inputs (if they are ``wanted``) and of variables, all of them; again after a loss."""
+        while True:
+            try:
+                if self.era != meet.world.era:
+                    wire.renew()
+                    self._anew()
+                return self._backward(grads, wanted, variables)
+            except RankLost:
+                wire.renew()
+
+    def _backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        at = [i for i, g in enumerate(grads) if g is not None and self.outs[i].dtype.is_floating]
+        true = [wire.total(grads[i]) / tf.cast(meet.size, grads[i].dtype) for i in at]  # (they may be the same already)
+        sources = [self.given.get(id(v), v) for v in variables]
+        found = _gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
+                          [self.share.cut(g) for g in true])
+        own, sums = found[: len(self.ins)], found[len(self.ins):]
+        for i, g in enumerate(sums):
+            if isinstance(g, tf.IndexedSlices):  # an embedding's
+                sums[i] = tf.IndexedSlices(_concat(g.values), _concat(g.indices), g.dense_shape)
+        there = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
+        for i, mean in zip(there, wire.means([sums[i] for i in there], step=False), strict=True):
+            sums[i] = mean * tf.cast(meet.size, mean.dtype)
+        if not wanted:
+            return [None] * len(own), sums
+        rows = self.share.rows
+        return [None if g is None else tf.convert_to_tensor(meet.gather(g.numpy(), rows), g.dtype) for g in own], sums
+
+
+def _concat(rows: Any) -> Any:
+    return tf.convert_to_tensor(meet.concat(rows.numpy()), rows.dtype)
+
+
+def call(model: Any, first: Any, inputs: list[Any], forward: Callable[[Any, Any], tuple[list, list]]) -> list[Any]:
+    """The joined outputs of a call, flat; the script's tape sees one operation from ``inputs``, which are floats."""
+    (outer,) = _recording
+    wanted = taping.should_record_backprop(inputs) if inputs else False
+
+    @tf.custom_gradient
+    def whole(*inputs: Any) -> Any:
+        with outer.stop_recording():
+            made = Call(model, first, forward)
+            outs = made.joined()
+
+        def back(*grads: Any, variables: Any = ()) -> Any:
+            ordered = sorted(variables, key=made.place)  # TensorFlow gives a set's order: another one on every rank
+            found, sums = made.backward(list(grads), wanted, ordered)
+            told = {id(v): g for v, g in zip(ordered, sums, strict=True)}
+            return (found, [told[id(v)] for v in variables]) if variables else found
+
+        return outs, back
+
+    return list(whole(*inputs))

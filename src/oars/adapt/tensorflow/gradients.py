@@ -1,0 +1,70 @@
+"""Gradients: what ``GradientTape.gradient`` gives is, on every rank, that of the script's loss over the global batch.
+
+So clipping, accumulation, loss scaling, logging and updates written by hand just work, and so does a tape in a tape.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from oars.adapt.meet import meet
+from oars.adapt.tensorflow import again, wire
+from oars.engine.world import RankLost
+
+
+def exchanged(grads: Any) -> Any:
+    """Gradients averaged over ranks, in one message."""
+    if meet.inside:
+        return grads
+    if not meet.calls:
+        meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
+        return grads
+    if tf.executing_eagerly() and not meet.partial:  # they are complete (``eager``)
+        if not meet.fitting:
+            meet.record.step(None, 0)
+        return grads
+    leaves = tf.nest.flatten(grads)
+    sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
+    dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
+    for i, mean in zip(dense, wire.means([leaves[i] for i in dense]), strict=True):
+        leaves[i] = mean
+    for i in sparse:
+        leaves[i] = wire.sparse_mean(leaves[i])
+    return tf.nest.pack_sequence_as(grads, leaves)
+
+
+def install() -> None:
+    """Patch GradientTape.gradient, and tf.gradients, which works in functions."""
+    plain = tf.GradientTape.gradient
+
+    @functools.wraps(plain)
+    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        grads = None
+        while True:
+            try:
+                grads = plain(self, *args, **kwargs) if grads is None else grads
+                return exchanged(grads)
+            except (RankLost, tf.errors.OpError) as error:
+                if not meet.lost and not isinstance(error, RankLost):
+                    raise
+                if meet.partial or grads is None:
+                    again.stop("the backward pass of nested tapes, or of a loop that is not compiled")
+                    raise
+                wire.renew()
+
+    tf.GradientTape.gradient = gradient
+    from tensorflow.python.ops import gradients as inner
+
+    for module in (tf, tf.compat.v1, inner):
+        module.gradients = _exchanging(module.gradients)
+
+
+def _exchanging(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        return exchanged(plain(*args, **kwargs))
+
+    return gradients

@@ -1,0 +1,123 @@
+"""``oars run --tf1``: scripts written for TensorFlow 1 on today's TensorFlow, unchanged.
+
+``import tensorflow as tf`` has the names of 2017: placeholders, sessions, ``tf.train.*Optimizer``. What such scripts
+import and is gone, the MNIST tutorial's reader, is here again (``mnist``). A run of a session that trains is cut: each
+rank computes on its rows of what is fed (``cut``, ``stages``). All other runs every rank does whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import types
+import weakref
+from typing import Any
+
+from oars.adapt.random import common_seed
+
+_GONE = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
+
+
+def install(tf: Any, world: Any, record: Any) -> None:
+    """Give the module ``tensorflow`` the names and the behaviour of TensorFlow 1."""
+    old = tf.compat.v1
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")  # that this is not the future is no news to these scripts
+    old.disable_v2_behavior()
+    logger.setLevel(level)
+    for name in dir(old):
+        if not name.startswith("__"):
+            setattr(tf, name, getattr(old, name))
+    for name in _GONE:
+        setattr(old.train, name, _refused(name))
+    _give_mnist()
+    _runs(old, world, record)
+    if world is not None:
+        _same_random_numbers()
+        _whole_graphs_placed(old)
+
+
+def _refused(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise SystemExit(f"oars: tf.train.{name} is for processes started by hand: delete the lines with ClusterSpec, "
+                         "Server and replica_device_setter, and let oars run -n start the ranks")
+
+    return call
+
+
+def _give_mnist() -> None:
+    """``from tensorflow.examples.tutorials.mnist import input_data``."""
+    from oars.adapt.tensorflow import mnist
+
+    name = "tensorflow"
+    for part in ("examples", "tutorials", "mnist"):
+        parent, name = sys.modules[name], f"{name}.{part}"
+        module = types.ModuleType(name)
+        module.__path__ = []
+        sys.modules[name] = module
+        setattr(parent, part, module)
+    sys.modules[name + ".input_data"] = mnist
+    sys.modules[name].input_data = mnist  # type: ignore[attr-defined]
+
+
+def _runs(old: Any, world: Any, record: Any) -> None:
+    """Cut the runs that train, by what an optimizer's ``minimize`` or ``apply_gradients`` gave, and count them."""
+    from oars.adapt.tensorflow import stages
+
+    trains: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> names of such operations
+    plain_apply, plain_run = old.train.Optimizer.apply_gradients, old.Session.run
+
+    @functools.wraps(plain_apply)
+    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        op = plain_apply(self, *args, **kwargs)
+        trains.setdefault(op.graph, set()).add(op.name)
+        return op
+
+    @functools.wraps(plain_run)
+    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        known = trains.get(self.graph)
+        training = known is not None and not known.isdisjoint(stages.names(self.graph, fetches))
+        if world is None or known is None:
+            out = plain_run(self, fetches, feed_dict, options, run_metadata)
+        else:
+            out = stages.run(self, plain_run, fetches, feed_dict, options, run_metadata, training)
+        if training:
+            record.step(None, max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0))
+        return out
+
+    old.train.Optimizer.apply_gradients = apply_gradients
+    base = old.Session.__mro__[1]
+    base.run = run
+    if world is not None:
+        old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
+
+
+def _whole_graphs_placed(old: Any) -> None:
+    """A session that places only what it runs, as an InteractiveSession does, loses what a partial run is fed later."""
+    base = old.Session.__mro__[1]
+    plain = base.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+        if isinstance(config, old.ConfigProto):
+            config = old.ConfigProto.FromString(config.SerializeToString())
+            config.graph_options.place_pruned_graph = False
+        plain(self, target, graph, config)
+
+    base.__init__ = init
+
+
+def _same_random_numbers() -> None:
+    """An operation without a seed, in a graph without one, draws what it draws on all ranks."""
+    from tensorflow.python.framework import random_seed
+
+    plain, drawn = random_seed.get_seed, itertools.count()
+
+    @functools.wraps(plain)
+    def get_seed(op_seed: Any) -> Any:
+        seeds = plain(op_seed)
+        return (common_seed("tensorflow"), next(drawn)) if seeds == (None, None) else seeds
+
+    random_seed.get_seed = get_seed

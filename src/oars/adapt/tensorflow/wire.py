@@ -1,0 +1,204 @@
+"""TensorFlow tensors between ranks, eager and inside ``tf.function``, with gradients of any order.
+
+In a graph a message is a host function. TensorFlow may run such functions in any order, ranks may not: each waits for
+the one that was traced before it. Functions in functions, branches and loops are put in order by a variable that every
+message writes to: TensorFlow keeps the order of those who change a variable. The rank and the number of ranks are a
+variable too, so that a graph outlives a loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from oars.adapt.meet import meet
+from oars.engine.world import RankLost
+
+_NARROW = (tf.float16, tf.bfloat16)  # summed in float32
+_place: list[tf.Variable] = []  # (rank, number of ranks)
+_turn: list[tf.Variable] = []  # changed before and after each message of a graph
+
+
+def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
+    if not kept:
+        with tf.init_scope(), tf.device("CPU:0"):
+            kept.append(tf.Variable(value, trainable=False, dtype=tf.int32, name=name))
+    return kept[0]
+
+
+def place() -> tf.Variable:
+    """(rank, number of ranks)."""
+    return _variable(_place, [meet.rank, meet.size], "oars_place")
+
+
+def renew() -> None:
+    """After a loss: ranks are counted anew."""
+    meet.renew()
+    if _place:
+        _place[0].assign([meet.rank, meet.size])
+
+
+def _host(message: Any, dtype: tf.DType, shape: Any, *tensors: Any) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(message(*(np.asarray(t) for t in tensors)), dtype)
+
+    def say(*arrays: np.ndarray) -> np.ndarray:
+        try:
+            if meet.lost:
+                raise RankLost
+            return np.asarray(message(*arrays), dtype.as_numpy_dtype)
+        except RankLost:
+            meet.lost = True
+            raise
+
+    graph, turn = tf.compat.v1.get_default_graph(), _variable(_turn, 0, "oars_turn")
+    before = getattr(graph, "_oars_last", None)
+    with tf.control_dependencies([] if before is None else [before]):
+        begin = turn.assign(0, read_value=False)
+    with tf.control_dependencies([begin]):
+        result = tf.numpy_function(say, tensors, dtype)
+    with tf.control_dependencies([result]):
+        graph._oars_last = turn.assign(0, read_value=False)
+    result.set_shape(shape)
+    return result
+
+
+def talks(graph: Any) -> bool:
+    """Whether messages are sent when this graph runs, or one within it."""
+    return bool(_own_turn(graph))
+
+
+def talks_within(graph: Any) -> bool:
+    """Whether a function, a branch or a loop in this graph sends messages."""
+    turn = _own_turn(graph)
+    return bool(turn) and any(c.type != "AssignVariableOp" for c in turn[0].consumers())
+
+
+def _own_turn(graph: Any) -> list[Any]:
+    return [inner for outer, inner in graph.captures if _turn and outer is _turn[0].handle]
+
+
+def behind_messages() -> Any:
+    """A context in which whatever is put into the graph waits for the messages before it."""
+    last = None if tf.executing_eagerly() else getattr(tf.compat.v1.get_default_graph(), "_oars_last", None)
+    return tf.control_dependencies([] if last is None else [last])
+
+
+@tf.custom_gradient
+def total(x: tf.Tensor) -> Any:
+    """Summed over ranks; its gradient is the same."""
+    if x.dtype in _NARROW:
+        result = tf.cast(_host(meet.total, tf.float32, x.shape, tf.cast(x, tf.float32)), x.dtype)
+    else:
+        result = _host(meet.total, x.dtype, x.shape, x)
+    return result, total
+
+
+def every(line: tf.Tensor) -> tf.Tensor:
+    """Every rank's line (a small tensor of one shape), stacked; its gradient sums over ranks and keeps its own."""
+    rank, size = tf.unstack(place()) if not tf.executing_eagerly() else (meet.rank, meet.size)
+    own = tf.reshape(tf.one_hot(rank, size, dtype=line.dtype), [-1] + [1] * line.shape.rank)
+    return total(own * line)
+
+
+def means(tensors: list[tf.Tensor], step: bool = True) -> list[tf.Tensor]:
+    """Each averaged over ranks, all in one message for each precision; differentiable. It counts as a ``step``."""
+    results = list(tensors)
+    for wide in (tf.float32, tf.float64):
+        at = [i for i, t in enumerate(tensors) if (t.dtype == tf.float64) == (wide == tf.float64)]
+        if not at:
+            continue
+        flat = tf.concat([tf.reshape(tf.cast(tensors[i], wide), [-1]) for i in at], 0)
+        mean = _mean(flat) if step else total(flat) / tf.cast(meet.size, wide)
+        parts = tf.split(mean, [tf.size(tensors[i]) for i in at])
+        for i, part in zip(at, parts, strict=True):
+            results[i] = tf.ensure_shape(tf.cast(tf.reshape(part, tf.shape(tensors[i])), tensors[i].dtype),
+                                         tensors[i].shape)
+    return results
+
+
+def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
+    """An embedding's gradient averaged over ranks: all ranks' rows of it, as one process would have them."""
+    def joined(x: tf.Tensor) -> tf.Tensor:
+        return _host(meet.concat, x.dtype, [None, *x.shape[1:]], x)
+
+    size = place()[1] if not tf.executing_eagerly() else meet.size
+    return tf.IndexedSlices(joined(g.values) / tf.cast(size, g.values.dtype), joined(g.indices), g.dense_shape)
+
+
+@tf.custom_gradient
+def _mean(flat: tf.Tensor) -> Any:
+    return _host(meet.gradients, flat.dtype, flat.shape, flat), _mean
+
+
+class Share:
+    """This rank's rows of a global batch."""
+
+    def __init__(self, x: tf.Tensor) -> None:
+        self.static, self.era = x.shape[0], meet.era
+        if tf.executing_eagerly():
+            self.rows = int(x.shape[0])
+            self.first, self.count = meet.computed(self.rows)
+            self.real = float(meet.own(self.rows)[1] > 0)
+            return
+        self.rows = tf.shape(x)[0]
+        rank, size = tf.unstack(place())
+        each, more = self.rows // size, self.rows % size
+        own = each + tf.cast(rank < more, tf.int32)
+        self.first = tf.maximum(tf.minimum(rank * each + tf.minimum(rank, more), self.rows - 1), 0)
+        self.count = tf.minimum(tf.maximum(own, 1), self.rows)
+        self.real = tf.cast(own > 0, tf.float32)  # 0 where this rank has none and computes on a stand-in
+
+    def cut(self, x: tf.Tensor) -> tf.Tensor:
+        """Own rows of ``x``."""
+        return x[self.first : self.first + self.count]
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        total_, cut, real = total, self.cut, self.real
+
+        @tf.custom_gradient
+        def joined(x: tf.Tensor) -> Any:
+            whole = _host(lambda a, n: meet.gather(a, int(n)), x.dtype, [self.static, *x.shape[1:]], x, self.rows)
+
+            def back(g: tf.Tensor) -> tf.Tensor:
+                if tf.executing_eagerly():
+                    meet.current(self.era)
+                return cut(total_(g)) * tf.cast(real, g.dtype)
+
+            return whole, back
+
+        return joined(rows)
+
+
+def rows_of(x: Any) -> Any:
+    """Whether ``x`` is a tensor with rows, and how many where that is known (-1 where it is not)."""
+    if not isinstance(x, tf.Tensor) or x.shape.rank in (None, 0) or x.dtype == tf.string:
+        return None
+    return -1 if x.shape[0] is None else int(x.shape[0])
+
+
+def constant(x: Any) -> Any:
+    """An array as a tensor; anything else as it is."""
+    return tf.convert_to_tensor(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
+
+
+def in_graph(tree: Any) -> bool:
+    """Whether a graph is being made of these, in which a rank's number of rows is not known."""
+    return any(isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy") for leaf in tf.nest.flatten(tree))
+
+
+def kept(model: Any) -> list[tuple[Any, Any]]:
+    """What a call that runs now, and not in a graph, may change: to be put back when it is done again."""
+    if not tf.executing_eagerly() or not meet.world.survives:
+        return []
+    return [(v, v._value.read_value()) for v in model.non_trainable_variables]
+
+
+def on_tape() -> bool:
+    """Whether a model is called in an eager loop with one tape."""
+    from oars.adapt.tensorflow import eager
+
+    return eager.on_tape()

@@ -1,0 +1,99 @@
+"""Chaos for Keras and TensorFlow: ranks die in ``fit``, in compiled loops and in sessions, and it must not show.
+
+    python tests/keras/chaos_keras.py --runs 40                  # prints "N survived, M not"
+    python tests/keras/chaos_keras.py --seed 17                  # that one again
+
+After each run: it finished, its printed lines (losses, metrics, predictions, weights) are those of one process, and as
+many deaths were noticed as happened.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "chaos"), str(HERE.parent / "contract")]
+
+from chaos import environment, sail_script  # noqa: E402
+from compare import lines_differ  # noqa: E402
+
+# what runs: its script, options of oars run, the environment, how many collectives there are at least
+KINDS = {
+    "tensorflow": ("voyage.py", [], {"KERAS_BACKEND": "tensorflow"}, 150),
+    "jax": ("voyage.py", [], {"KERAS_BACKEND": "jax"}, 120),
+    "torch": ("voyage.py", [], {"KERAS_BACKEND": "torch"}, 280),
+    "tf1": ("session.py", ["--tf1"], {}, 110),
+}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def lines_of(kind, known={}):  # noqa: B006 (once for each kind is enough)
+    """What one process prints."""
+    script, options, more, _ = KINDS[kind]
+    if kind not in known:
+        command = [sys.executable, str(HERE / "scripts" / script)]
+        if options:
+            command = [sys.executable, "-m", "oars", "run", "--quiet", "-n", "1", *options, command[1]]
+        with tempfile.TemporaryDirectory() as folder:
+            known[kind] = subprocess.run(command, cwd=folder, env=environment(**more, **QUIET), capture_output=True,
+                                         text=True, check=True).stdout.splitlines()
+    return known[kind]
+
+
+def wrong_with(kind, ranks, deaths, timeout=300):
+    """Run it with these deaths; what was not as it must be, or an empty string."""
+    script, options, more, _ = KINDS[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            code, lines, err = sail_script(HERE / "scripts" / script, ranks, deaths, folder, timeout, options, **more,
+                                           **QUIET)
+        except subprocess.TimeoutExpired:
+            return "it hung"
+        events = Path(folder, "oars-runs/it/events.jsonl")
+        told = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
+    lost = {rank for event in told if event["event"] == "lost" for rank in event["ranks"]}
+    if code:
+        return f"exit code {code}: {err[-2000:]}"
+    if lost != {death[0] for death in deaths}:
+        return f"lost were {sorted(lost)}"
+    return lines_differ(lines_of(kind), lines)
+
+
+def drawn(seed):
+    """The run of a seed: what, on how many ranks, who dies where."""
+    draw = random.Random(seed)
+    kind = draw.choice(list(KINDS))
+    ranks = draw.randint(2, 3)
+    doomed = draw.sample(range(ranks), draw.randint(1, ranks - 1))
+    return kind, ranks, [[rank, "in a collective", draw.randint(1, KINDS[kind][3])] for rank in doomed]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--kind", choices=list(KINDS), help="only these")
+    args = parser.parse_args()
+    seeds = [args.seed] if args.seed is not None else range(args.first, args.first + args.runs)
+    runs = [(seed, drawn(seed)) for seed in seeds]
+    runs = [(seed, run) for seed, run in runs if args.kind in (None, run[0])]
+    failed = []
+    for seed, run in runs:
+        began = time.monotonic()
+        wrong = wrong_with(*run)
+        print(f"seed {seed}: {run} {time.monotonic() - began:.0f} s {wrong or 'survived'}", flush=True)
+        failed += [seed] if wrong else []
+    print(f"{len(runs) - len(failed)} survived, {len(failed)} not" + (f": seeds {failed}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""``fit``, ``evaluate`` and ``predict`` in their many forms."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers, ops
+from scenes import compiled, keep, mlp, play, scene, table, tell, train
+
+
+@scene
+def arrays():
+    x, y = table()
+    model = compiled(mlp())
+    train(model, x, y, epochs=3, validation_split=0.2)
+    tell("evaluate", model.evaluate(x, y, batch_size=16, verbose=0))
+    tell("predict", model.predict(x[:21], batch_size=8, verbose=0))
+
+
+@scene
+def small_batches():
+    """Fewer rows than ranks, and a last batch of one."""
+    x, y = table(13)
+    train(compiled(mlp()), x, y, batch_size=2, epochs=2)
+
+
+@scene
+def printed():
+    x, y = table()
+    model = compiled(mlp())
+    model.summary()
+    model.fit(x, y, batch_size=16, epochs=2, verbose=2, validation_data=table(21, seed=1))
+
+
+@scene
+def weights_of_samples_and_classes():
+    x, y = table()
+    model = compiled(mlp(), weighted_metrics=["accuracy"])
+    train(model, x, y, class_weight={0: 1.0, 1: 3.0, 2: 0.5}, epochs=1)
+    w = np.linspace(0, 2, len(x)).astype("float32")
+    train(model, x, y, sample_weight=w, validation_data=(x[:9], y[:9], w[:9]))
+
+
+@scene
+def many_metrics():
+    x, y = table(classes=2)
+    model = mlp(layers.Dense(4), classes=1)
+    compiled(model, loss=keras.losses.BinaryCrossentropy(from_logits=True), metrics=[
+        "mae", keras.metrics.AUC(from_logits=True), keras.metrics.Precision(thresholds=0.0), "binary_accuracy"])
+    train(model, x, y.astype("float32")[:, None], validation_split=0.3)
+
+
+def scalar_loss(y_true, y_pred):
+    """Mixes rows: the worst row counts."""
+    return ops.max(ops.square(ops.cast(y_true, y_pred.dtype)[:, None] - y_pred)) + ops.std(y_pred)
+
+
+@scene
+def losses_of_ones_own():
+    x, y = table()
+    train(compiled(mlp(), loss=scalar_loss, metrics=[scalar_loss]), x, y)
+
+
+@scene
+def summed_loss_and_penalties():
+    x, y = table()
+    model = mlp(layers.Dense(5, kernel_regularizer="l2"))
+    train(compiled(model, loss=keras.losses.SparseCategoricalCrossentropy(True, reduction="sum"),
+                   optimizer=keras.optimizers.SGD(0.003, momentum=0.9, clipnorm=0.5)), x, y)
+
+
+@scene
+def dropout():
+    x, y = table()
+    train(compiled(mlp(layers.Dropout(0.4), layers.GaussianNoise(0.1))), x, y)
+
+
+@scene
+def batchnorm():
+    x, y = table(52)
+    train(compiled(mlp(layers.BatchNormalization(), layers.Activation("relu"))), x, y, validation_split=0.1)
+
+
+@scene
+def images():
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(37, 8, 8, 3)).astype("float32"), rng.integers(0, 3, 37)
+    model = keras.Sequential([layers.Input((8, 8, 3)), layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(),
+                              layers.ReLU(), layers.MaxPooling2D(), layers.SpatialDropout2D(0.2), layers.Flatten(),
+                              layers.Dense(3)])
+    train(compiled(model), x, y)
+
+
+@scene
+def tokens_and_masks():
+    rng = np.random.default_rng(3)
+    x = rng.integers(1, 20, (40, 7))
+    x[:, 4:] *= rng.integers(0, 2, (40, 3))
+    model = keras.Sequential([layers.Input((7,), dtype="int32"), layers.Embedding(20, 5, mask_zero=True),
+                              layers.LSTM(6, return_sequences=True), layers.Dense(20)])
+    train(compiled(model), x, np.roll(x, -1, 1))
+
+
+@scene
+def several_inputs_and_outputs():
+    x, y = table()
+    a, b = layers.Input((6,), name="a"), layers.Input((6,), name="b")
+    shared = layers.Dense(5, activation="relu")
+    both = layers.Concatenate()([shared(a), shared(b)])
+    model = keras.Model({"a": a, "b": b}, {"klass": layers.Dense(3, name="klass")(both),
+                                           "number": layers.Dense(1, name="number")(both)})
+    compiled(model, loss={"klass": keras.losses.SparseCategoricalCrossentropy(True), "number": "mse"},
+             loss_weights={"klass": 1.0, "number": 0.3}, metrics={"klass": ["accuracy"], "number": ["mae"]})
+    train(model, {"a": x, "b": x[::-1]}, {"klass": y, "number": x[:, :1]})
+    told = model.predict({"a": x[:9], "b": x[:9]}, verbose=0)
+    tell("klass", told["klass"])
+    tell("number", told["number"])
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of growing size."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = table(45)
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        at = slice(i * (i + 1) // 2 * 3, (i + 1) * (i + 2) // 2 * 3)
+        return self.x[at], self.y[at]
+
+
+@scene
+def py_dataset():
+    train(compiled(mlp()), Batches(), validation_data=Batches())
+
+
+@scene
+def generator():
+    def endless():
+        x, y = table(64)
+        while True:
+            at = np.random.permutation(64)[:10]
+            yield x[at], y[at]
+
+    train(compiled(mlp()), endless(), steps_per_epoch=4, epochs=3, initial_epoch=1)
+
+
+@scene
+def on_batches():
+    x, y = table()
+    model = compiled(mlp())
+    for i in range(4):
+        tell("train", model.train_on_batch(x[i * 7:i * 7 + 7], y[i * 7:i * 7 + 7], return_dict=True))
+    tell("test", model.test_on_batch(x, y, return_dict=True))
+    tell("predict", model.predict_on_batch(x[:5]))
+    keep(model)
+
+
+class Watch(keras.callbacks.Callback):
+    """Prints what a callback is told."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        tell(f"batch {batch}", logs)
+
+
+@scene
+def callbacks():
+    x, y = table()
+    model = compiled(mlp())
+    steering = [Watch(), keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.05),
+                keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.1),
+                keras.callbacks.ModelCheckpoint("best.weights.h5", save_weights_only=True),
+                keras.callbacks.CSVLogger("log.csv")]
+    train(model, x, y, epochs=6, callbacks=steering)
+    model.load_weights("best.weights.h5")
+    tell("loaded", model.get_weights()[0])
+
+
+@scene
+def accumulation_and_averages():
+    x, y = table()
+    optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=3)
+    train(compiled(mlp(), optimizer=optimizer), x, y, epochs=3)
+
+
+@scene
+def mixed_precision():
+    x, y = table()
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = compiled(mlp())
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history
+    print("losses", [round(v, 2) for v in history["loss"]])
+
+
+@scene
+def loss_scaling():
+    x, y = table()
+    train(compiled(mlp(), optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))), x, y)
+
+
+class Mixes(layers.Layer):
+    """Rows meet here, behind a gate that is zero at first."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return x + self.gate * (x - ops.mean(x, axis=0, keepdims=True))
+
+
+class Own(keras.Model):
+    """Layers and a call of one's own; its rows do not meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.drop = layers.Dense(7, activation="relu"), layers.Dense(3), layers.Dropout(0.2)
+
+    def call(self, x, training=False):
+        return self.b(self.drop(self.a(x), training=training))
+
+
+@scene
+def rows_that_meet():
+    x, y = table()
+    train(compiled(mlp(Mixes())), x, y)
+
+
+@scene
+def activity():
+    x, y = table()
+    train(compiled(mlp(layers.Dense(4, activity_regularizer="l1"))), x, y)
+
+
+@scene
+def subclassed():
+    x, y = table()
+    model = compiled(Own())
+    train(model, x, y, validation_split=0.2)
+    tell("predict", model.predict(x[:6], verbose=0))
+
+
+class Sampling(layers.Layer):
+    """Of the guide on variational autoencoders."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1337)
+
+    def call(self, inputs):
+        mean, log_var = inputs
+        return mean + ops.exp(0.5 * log_var) * keras.random.normal(ops.shape(mean), seed=self.seeds)
+
+
+class Autoencoder(keras.Model):
+    """Its penalty is added in the call, so it runs whole; or it is told by compute_loss, of what the call has kept."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.added, self.mean, self.log_var = added, layers.Dense(3), layers.Dense(3)
+        self.sampling, self.decoder = Sampling(), mlp(d=3, classes=6)
+
+    def call(self, x):
+        mean, log_var = self.mean(x), self.log_var(x)
+        self.penalty = -0.5 * ops.mean(log_var - ops.square(mean) - ops.exp(log_var) + 1, axis=1)
+        if self.added:
+            self.add_loss(ops.mean(self.penalty))
+        return self.decoder(self.sampling((mean, log_var)))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss if self.added else loss + ops.mean(self.penalty)
+
+
+@scene
+def autoencoders():
+    x, _ = table()
+    for added in (True, False):
+        train(compiled(Autoencoder(added), loss="mse", metrics=[]), x, x)
+
+
+@scene
+def sampler():
+    """Draws that are the rows'."""
+    x, y = table()
+    inputs = layers.Input((6,))
+    both = layers.Dense(4)(inputs), layers.Dense(4)(inputs)
+    train(compiled(keras.Model(inputs, layers.Dense(3)(Sampling()(both)))), x, y)
+
+
+class Noisy(layers.Layer):
+    """Draws for its weights, of which there may be as many as a rank has rows; and it counts all it has seen."""
+
+    def build(self, shape):
+        self.kernel, self.seeds = self.add_weight(shape=(8, 8)), keras.random.SeedGenerator(3)
+        self.seen = self.add_weight(shape=(8,), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if not training:
+            return ops.matmul(x, self.kernel) + 0.01 * self.seen
+        self.seen.assign(self.seen + ops.sum(x, axis=0))
+        return ops.matmul(x, self.kernel + 0.1 * keras.random.normal((8, 8), seed=self.seeds))
+
+
+@scene
+def noisy_weights():
+    x, y = table(48)
+    train(compiled(mlp(Noisy())), x, y, validation_split=0.3)
+
+
+@scene
+def frozen_base_and_augmentation():
+    rng = np.random.default_rng(3)
+    x, y = rng.random((37, 8, 8, 3), "float32"), rng.integers(0, 3, 37)
+    base = keras.Sequential([layers.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()])
+    base.trainable = False
+    inputs = layers.Input((8, 8, 3))
+    shifted = layers.RandomRotation(0.1, seed=2)(layers.RandomFlip("horizontal", seed=1)(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(base(shifted, training=False))))
+    train(compiled(model, optimizer=keras.optimizers.SGD(0.05)), x, y)
+    base.trainable = True  # Adam would divide a bias's gradient, nearly zero behind the normalisation, by itself
+    train(compiled(model, optimizer=keras.optimizers.SGD(0.01)), x, y, epochs=1)
+
+
+@scene
+def eagerly_and_many_steps_at_once():
+    x, y = table()
+    train(compiled(mlp(layers.Dropout(0.2)), run_eagerly=True), x, y, epochs=1)
+    if keras.backend.backend() != "torch":  # which refuses it
+        train(compiled(mlp(), steps_per_execution=3), x, y)
+
+
+@scene
+def tensorboard():
+    x, y = table()
+    train(compiled(mlp()), x, y, callbacks=[keras.callbacks.TensorBoard("curves", histogram_freq=1)])
+    for part in ("train",):
+        events = sorted(p.name for p in Path("curves", part).iterdir())
+        print(part, len(events), events[0].split(".")[0])
+
+
+@scene
+def saved():
+    x, y = table()
+    model = compiled(mlp(layers.BatchNormalization()))
+    train(model, x, y, epochs=1)
+    model.save("model.keras")
+    again = keras.models.load_model("model.keras")
+    train(again, x, y, epochs=1)
+
+
+if __name__ == "__main__":
+    play()

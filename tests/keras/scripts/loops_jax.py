@@ -1,0 +1,97 @@
+"""Loops written by hand for JAX, as in Keras's own guides."""
+
+import jax
+
+from jax import grad, jit, value_and_grad  # isort: skip (before Keras, as scripts do)
+import keras  # isort: skip
+import numpy as np
+from keras import layers
+from scenes import mlp, play, scene, table, tell
+
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@scene
+def stateless_loop():
+    model, optimizer = mlp(layers.Dropout(0.3), layers.BatchNormalization()), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def compute(trainable, others, x, y):
+        out, others = model.stateless_call(trainable, others, x, training=True)
+        return loss_of(y, out), (out, others)
+
+    both = value_and_grad(compute, has_aux=True)
+
+    @jit
+    def step(state, x, y):
+        trainable, others, slots = state
+        (loss, (out, others)), grads = both(trainable, others, x, y)
+        trainable, slots = optimizer.stateless_apply(slots, grads, trainable)
+        return loss, (trainable, others, slots)
+
+    x, y = table()
+    state = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    state = jax.tree.map(lambda v: v.value, state)
+    for i in range(6):
+        at = slice(i * 8, i * 8 + 8)
+        loss, state = step(state, x[at], y[at])
+        tell("loss", loss)
+    np.savez("stateless.npz", *map(np.asarray, state[0]))
+
+
+@scene
+def updates_by_hand():
+    model = mlp()
+    x, y = table()
+    weights = [v.value for v in model.trainable_variables]
+
+    def loss(weights, x, y):
+        out, _ = model.stateless_call(weights, [], x)
+        return -jax.numpy.take_along_axis(jax.nn.log_softmax(out), y[:, None], 1).mean()
+
+    for i in range(4):
+        at = slice(i * 11, i * 11 + 11)
+        weights = jax.tree.map(lambda w, g: w - 0.3 * g, weights, grad(loss)(weights, x[at], y[at]))
+        tell("loss", loss(weights, x, y))
+
+
+@scene
+def one_gradient_for_each_row():
+    model = mlp()
+    x, y = table(12)
+    weights = [v.value for v in model.trainable_variables]
+
+    def loss(weights, a, b):
+        out, _ = model.stateless_call(weights, [], a[None])
+        return loss_of(b[None], out)
+
+    model(x)  # on own rows
+    norms = jax.vmap(lambda a, b: sum((g**2).sum() for g in grad(loss)(weights, a, b)))(x, y)
+    tell("norms", norms)
+
+
+class Own(keras.Model):
+    """compute_loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def call(self, x):
+        return self.net(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.max(loss_of(y, y_pred)) + keras.ops.std(y_pred)
+
+
+@scene
+def compute_loss():
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.1))
+    tell("history", model.fit(*table(), batch_size=16, epochs=2, verbose=0).history)
+    for w in model.get_weights():
+        tell("weights", w)
+
+
+if __name__ == "__main__":
+    play()

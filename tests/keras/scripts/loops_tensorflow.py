@@ -1,0 +1,181 @@
+"""Loops written by hand for TensorFlow, as in Keras's own guides."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from scenes import compiled, keep, mlp, play, scene, table, tell, train
+
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batches(n=50, size=16):
+    return tf.data.Dataset.from_tensor_slices(table(n)).shuffle(100, seed=3).batch(size)
+
+
+@scene
+def pipeline():
+    model = compiled(mlp())
+    train(model, batches().map(lambda x, y: (x * 2, y)).prefetch(2), validation_data=batches(20))
+    tell("evaluate", model.evaluate(batches(), verbose=0))
+    tell("predict", model.predict(batches(9), verbose=0))
+
+
+@scene
+def eager_loop():
+    model, optimizer = mlp(layers.Dropout(0.3)), keras.optimizers.SGD(0.1, momentum=0.9)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    for x, y in batches():
+        with tf.GradientTape() as tape:
+            out = model(x, training=True)
+            loss = loss_of(y, out) + 0.01 * tf.add_n([tf.nn.l2_loss(w) for w in model.trainable_weights])
+        grads = tape.gradient(loss, model.trainable_weights)
+        optimizer.apply_gradients(zip(grads, model.trainable_weights, strict=True))
+        accuracy.update_state(y, out)
+        tell("loss", loss)
+        tell("norm", tf.linalg.global_norm(grads))
+    tell("accuracy", accuracy.result())
+    keep(model)
+
+
+@scene
+def compiled_loop_with_updates_by_hand():
+    model = mlp(layers.BatchNormalization())
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, model(x, training=True), True))
+        for w, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    for x, y in batches():
+        tell("loss", step(x, y))
+    keep(model)
+
+
+@scene
+def gradient_penalty():
+    """A tape in a tape."""
+    critic, optimizer = mlp(classes=1), keras.optimizers.RMSprop(0.01)
+    for x, _ in batches():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                out = critic(x)
+            slopes = inner.gradient(out, x)
+            loss = tf.reduce_mean(out) + 10 * tf.reduce_mean((tf.norm(slopes, axis=1) - 1) ** 2)
+        optimizer.apply(outer.gradient(loss, critic.trainable_weights), critic.trainable_weights)
+        tell("loss", loss)
+    keep(critic)
+
+
+class Gan(keras.Model):
+    """Two models, two optimizers, a train_step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = mlp(d=4, classes=6), mlp(classes=1)
+        self.seeds = keras.random.SeedGenerator(5)
+        self.tracker = keras.metrics.Mean(name="both")
+
+    def compile(self):
+        super().compile()
+        self.first, self.second = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)
+
+    def train_step(self, data):
+        cross = keras.losses.BinaryCrossentropy(from_logits=True)
+        noise = keras.random.normal((tf.shape(data)[0], 4), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            fake, real = self.critic(self.generator(noise)), self.critic(data)
+            loss = cross(tf.ones_like(real), real) + cross(tf.zeros_like(fake), fake)
+        self.first.apply(tape.gradient(loss, self.critic.trainable_weights), self.critic.trainable_weights)
+        with tf.GradientTape() as tape:
+            fake = self.critic(self.generator(noise))
+            other = cross(tf.ones_like(fake), fake)
+        self.second.apply(tape.gradient(other, self.generator.trainable_weights), self.generator.trainable_weights)
+        self.tracker.update_state(loss + other)
+        return {"both": self.tracker.result(), "critic": loss}
+
+
+@scene
+def gan():
+    model = Gan()
+    model.compile()
+    history = model.fit(table()[0], batch_size=16, epochs=2, verbose=0)
+    tell("history", history.history)
+    keep(model.generator, model.critic)
+
+
+@scene
+def functions_in_functions():
+    """A model that is built in the first step, two functions of one step, of which both send messages; tf.gradients."""
+    critic, actor = keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(3)]), mlp(layers.Dropout(0.3))
+
+    @tf.function
+    def of_critic(x, y):
+        loss = loss_of(y, critic(x))
+        for w, g in zip(critic.trainable_variables, tf.gradients(loss, critic.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    @tf.function
+    def of_actor(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, actor(x, training=True))
+        for w, g in zip(actor.trainable_variables, tape.gradient(loss, actor.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    @tf.function
+    def both(x, y):
+        return of_critic(x, y), of_actor(x, y)
+
+    for x, y in batches():
+        tell("losses", both(x, y))
+    keep(critic, actor)
+
+
+@scene
+def words_and_numbers():
+    x, y = table(40)
+    words = np.array(["red", "green", "blue", "grey"])[np.arange(40) % 4]
+    number, word = layers.Input((6,)), layers.Input((), dtype="string")
+    code = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")(word)
+    model = compiled(keras.Model([number, word], layers.Dense(3)(layers.Concatenate()([number, code]))))
+    data = tf.data.Dataset.from_tensor_slices(((x, words), y)).batch(8)
+    train(model, data)
+    text = layers.TextVectorization(10, output_sequence_length=4)
+    text.adapt(words)
+    lines = tf.data.Dataset.from_tensor_slices((words, y)).batch(8).map(lambda t, y: (text(t), y)).cache().prefetch(2)
+    model = keras.Sequential([layers.Embedding(10, 4), layers.GlobalAveragePooling1D(), layers.Dense(3)])
+    train(compiled(model), lines)
+
+
+@scene
+def windows_of_a_series():
+    series = np.sin(np.arange(80) / 5).astype("float32")[:, None]
+    data = keras.utils.timeseries_dataset_from_array(series[:-8], series[8:], 8, batch_size=16, shuffle=True, seed=1)
+    train(compiled(keras.Sequential([layers.Input((8, 1)), layers.LSTM(4), layers.Dense(1)]), loss="mse", metrics=[]),
+          data)
+
+
+@scene
+def without_keras():
+    x, y = table()
+    w = tf.Variable(tf.random.stateless_normal((6, 3), (1, 2)))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w))
+        w.assign_sub(0.5 * tape.gradient(loss, w))
+        tell("loss", loss)
+    checkpoint = tf.train.Checkpoint(w=w)
+    path = checkpoint.save("checkpoint/w")
+    w.assign(tf.zeros_like(w))
+    checkpoint.restore(path)
+    tell("w", np.asarray(w))
+
+
+if __name__ == "__main__":
+    play()

@@ -1,0 +1,82 @@
+"""A training for ranks to die in: fit with dropout and batch normalisation, then a loop of one's own."""
+
+import keras
+import numpy as np
+from keras import layers
+from scenes import compiled, mlp, table, tell
+
+keras.utils.set_random_seed(7)
+x, y = table(64)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def tensorflow_loop(model, optimizer):
+    """Two models of one step, so that half of it is done when the other half is lost."""
+    import tensorflow as tf
+
+    other, seen = mlp(layers.Dropout(0.2)), keras.metrics.Mean()
+
+    @tf.function
+    def step(a, b):
+        for part in (model, other):
+            with tf.GradientTape() as tape:
+                loss = loss_of(b, part(a, training=True))
+            for w, g in zip(part.trainable_variables, tape.gradient(loss, part.trainable_variables), strict=True):
+                w.assign_sub(0.05 * g)
+            seen.update_state(loss)
+        return loss
+
+    for i in range(8):
+        tell("loss", step(x[i * 8:i * 8 + 8], y[i * 8:i * 8 + 8]))
+    tell("seen", seen.result())
+    return other
+
+
+def jax_loop(model, optimizer):
+    import jax
+
+    def compute(trainable, others, a, b):
+        out, others = model.stateless_call(trainable, others, a, training=True)
+        return loss_of(b, out), others
+
+    @jax.jit
+    def step(state, a, b):
+        trainable, others, slots = state
+        (loss, others), grads = jax.value_and_grad(compute, has_aux=True)(trainable, others, a, b)
+        trainable, slots = optimizer.stateless_apply(slots, grads, trainable)
+        return loss, (trainable, others, slots)
+
+    optimizer.build(model.trainable_variables)
+    variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    state = jax.tree.map(lambda v: v.value, variables)
+    for i in range(8):
+        loss, state = step(state, x[i * 8:i * 8 + 8], y[i * 8:i * 8 + 8])
+        tell("loss", loss)
+    for variable, value in zip(jax.tree.leaves(variables[:2]), jax.tree.leaves(state[:2]), strict=True):
+        variable.assign(value)
+    return model
+
+
+def torch_loop(model, optimizer):
+    import torch
+
+    stepper = torch.optim.SGD(model.parameters(), 0.05)
+    for i in range(8):
+        loss = loss_of(torch.from_numpy(y[i * 8:i * 8 + 8]), model(torch.from_numpy(x[i * 8:i * 8 + 8]), training=True))
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+        tell("loss", loss.detach())
+    return model
+
+
+model = compiled(mlp(layers.Dropout(0.3), layers.BatchNormalization()))
+history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, validation_split=0.25)
+tell("history", history.history)
+tell("evaluate", model.evaluate(x, y, batch_size=16, verbose=0))
+for i in range(2):
+    tell("batch", model.train_on_batch(x[i * 16:i * 16 + 16], y[i * 16:i * 16 + 16]))
+tell("predict", model.predict(x, batch_size=32, verbose=0)[::9])
+other = globals()[f"{keras.backend.backend()}_loop"](model, keras.optimizers.Adam(0.01))
+for part in (model, other):
+    tell("weights", np.concatenate([np.ravel(keras.ops.convert_to_numpy(w)) for w in part.weights]))
