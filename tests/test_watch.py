@@ -186,10 +186,10 @@ def test_a_thousand_runs_are_listed_within_a_second(place, tmp_path):
 
 
 def test_every_verb_has_an_example_in_its_help(tmp_path):
-    from oars.cli import WATCH
+    from oars.watch import VERBS
 
     shown = oars(tmp_path, "--help")
-    for verb, text in WATCH.items():
+    for verb, text in VERBS.items():
         assert re.search(rf"^ +{verb} +{text[:30]}", shown, re.M)
         assert f"\n  oars {verb}" in oars(tmp_path, verb, "--help").partition("example:")[2]
 

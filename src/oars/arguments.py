@@ -21,3 +21,10 @@ def count_of(things: str) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text} is no number of {things}: 1 or more")
         return int(text)
     return count
+
+
+def number(text: str) -> int:
+    """The type of an argument that is 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number: 0 or more")
+    return int(text)

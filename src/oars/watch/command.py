@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-from oars.cli import WATCH
+from oars.arguments import Parser
+from oars.watch import VERBS
 from oars.watch import runs as runs_
 from oars.watch.runs import TOP, Run, WatchError
 
@@ -23,13 +23,6 @@ _EXAMPLES = {
     "compare": "oars compare small big -o both.svg",
     "report": "oars report train-20260102-120000     # writes report.html into the run folder",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"oars: {message}; see {self.prog} --help\n")
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser(verb: str, usage: str) -> Parser:
-    text = WATCH[verb]
+    text = VERBS[verb]
     return Parser(prog=f"oars {verb}", usage=f"oars {verb} {usage}", description=text[0].upper() + text[1:] + ".",
                   epilog="example:\n  " + _EXAMPLES[verb], allow_abbrev=False,
                   formatter_class=argparse.RawDescriptionHelpFormatter)
