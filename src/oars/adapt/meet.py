@@ -50,6 +50,13 @@ class Meet:
         self.rank, self.size, self.era = world.rank, world.size, world.era
         self._exchange = Exchange(world)
 
+    def check_plan(self) -> None:
+        """Ranks keep together by fp32 gradients of every step here; a run that wants another way is not for us."""
+        for option, usual in (("sync", "allreduce"), ("wire", "fp32")):
+            if (wanted := self.plan.get(option, usual)) != usual:
+                raise SystemExit(f"oars: --{option} {wanted} is for PyTorch's own loops: leave it out with Keras and "
+                                 "TensorFlow")
+
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""
         self.world.adopt()
@@ -114,6 +121,7 @@ class Meet:
 
     def gradients(self, array: np.ndarray) -> np.ndarray:
         """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
+        self.check_plan()
         averaged = self.mean(array)
         if not self.fitting:
             self.record.step(None, 0)

@@ -37,6 +37,7 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
     backend = keras.backend.backend()
     meet.record, meet.plan = record, plan
     if world is not None:
+        meet.check_plan()
         from keras.src import backend as of_keras
 
         of_keras.IS_THREAD_SAFE = False  # callbacks in a thread of their own would talk to ranks out of turn
