@@ -1,7 +1,6 @@
 """Three MPI ranks, two on host a and one on host b; one that a is asked to start on b. See spawn.sh."""
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 from mpi4py import MPI
 
 CHILD = """
-import socket
 from mpi4py import MPI
 MPI.Comm.Get_parent().send(socket.gethostname(), 0)
 """
