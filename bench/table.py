@@ -34,9 +34,9 @@ PARTS = ("ddp", "one", "scaling", "gpu")
 
 # net: global batch, steps before the clock starts, timed steps; a run takes a few seconds on two cores
 SIZES = {"cnn": (64, 5, 24), "mlp400": (64, 5, 40), "resnet18": (16, 2, 4)}
-# The same where a hundredth is looked for: some twelve seconds, six turns.
+# The same where a hundredth is looked for: some twelve seconds, two dozen turns.
 LONG = {"cnn": (64, 5, 280), "mlp400": (64, 5, 700), "resnet18": (16, 2, 33)}
-TURN = 2.0  # seconds
+TURN = 0.5  # seconds
 # The same for strong scaling, where sixteen ranks want rows to share.
 SCALING = {"cnn": (256, 2, 8), "resnet18": (64, 2, 4)}
 
