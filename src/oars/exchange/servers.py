@@ -75,6 +75,7 @@ class Desk:
         self.ears = {server: Ear(mail, server) for server in servers}  # the living
         self._open: dict[tuple[int, int], tuple[Shard, np.ndarray, np.ndarray]] = {}
         self._answers: dict[tuple[int, int], Message] = {}
+        self._stranded = False  # nobody is left who has what was asked for
 
     def ask(self, shard: Shard, said: np.ndarray, body: np.ndarray) -> None:
         """Send a request to who has this shard; nobody may change ``body`` any more."""
@@ -91,9 +92,11 @@ class Desk:
                 self._gone(server)
 
     def answers(self, patient: bool) -> dict[tuple[int, int], Message]:
-        """Wait for the answers to all requests."""
+        """Wait for the answers to all requests; Unserved if one can never come."""
         tries = 0
         while self._open:
+            if self._stranded:
+                raise Unserved("")
             for server in list(self.ears):
                 try:
                     while (message := self.ears[server].hear()) is not None:
@@ -109,7 +112,7 @@ class Desk:
 
     def forget(self) -> None:
         """Nobody waits any more for what was asked."""
-        self._open, self._answers = {}, {}
+        self._open, self._answers, self._stranded = {}, {}, False
 
     def _take(self, message: Message) -> None:
         said = message.head
@@ -121,15 +124,14 @@ class Desk:
 
     def _send(self, key: tuple[int, int]) -> None:
         shard, said, body = self._open[key]
-        while True:
-            shard.chain = [server for server in shard.chain if server in self.ears]
-            if not shard.chain:
-                raise Unserved("")
-            try:
-                self.mail.send(shard.chain[0], said.copy(), body)
-                return
-            except Gone:
-                self._gone(shard.chain[0])
+        shard.chain = [server for server in shard.chain if server in self.ears]
+        if not shard.chain:
+            self._stranded = True
+            return
+        try:
+            self.mail.send(shard.chain[0], said.copy(), body)
+        except Gone:
+            self._gone(shard.chain[0])  # which sends this one too
 
     def _gone(self, server: int) -> None:
         """A server has died: what it was asked, its buddy is asked."""
