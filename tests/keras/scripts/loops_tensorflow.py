@@ -1,5 +1,6 @@
 """Loops written by hand for TensorFlow, as in Keras's own guides."""
 
+import fits  # noqa: F401 (its scenes can be played here too)
 import keras
 import numpy as np
 import tensorflow as tf
