@@ -20,13 +20,14 @@ from compare import files_differ, lines_differ  # noqa: E402
 from test_contract import Run, oars  # noqa: E402
 
 TF1 = HERE.parent.parent / "examples" / "tf1"
-# A backend's scenes share a process, for most of the time goes into importing it. Those of fits are cheap on torch, which
-# plays all of them; make test-keras plays all scenes on all backends, on 2 and 3 ranks.
+# A backend's scenes share a process, for most of the time goes into importing it. On torch those of fits are cheap: it
+# plays all of them. make test-keras plays all scenes on all backends, on 2 and 3 ranks.
 CASES = [
-    ("tensorflow", "loops_tensorflow", 3, "arrays small_batches weights_of_samples_and_classes losses_of_ones_own dropout "
-     "batchnorm tensorboard eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras"),
-    ("jax", "loops_jax", 2, "small_batches summed_loss_and_penalties batchnorm dropout callbacks sampler stateless_loop "
-     "updates_by_hand"),
+    ("tensorflow", "loops_tensorflow", 3,
+     "arrays small_batches weights_of_samples_and_classes losses_of_ones_own dropout batchnorm tensorboard eager_loop "
+     "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras"),
+    ("jax", "loops_jax", 2,
+     "small_batches summed_loss_and_penalties batchnorm dropout callbacks sampler stateless_loop updates_by_hand"),
     ("torch", "fits", 2, ""),
 ]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
