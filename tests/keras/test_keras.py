@@ -31,7 +31,8 @@ CASES = [
     ("torch", "fits", 2, ""),
 ]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
-LOADED = {".h5", ".keras"}  # their bytes hold the last digits of every weight; the scripts load them and tell
+# Their bytes hold the last digits of every weight; the scripts load them and tell.
+LOADED = {".h5", ".keras", ".data-00000-of-00001", ".index"}
 
 
 def _lines(run: Run) -> list[str]:
@@ -47,7 +48,7 @@ def unlike(backend: str, script: str, n: int, scenes: list[str], folder: Path) -
     many = Run([*oars(n), *command], folder / "ranks", KERAS_BACKEND=backend, **QUIET)
     if many.code:
         return str(many)
-    for file in [p for run in (one, many) for p in run.folder.iterdir() if p.suffix in LOADED]:
+    for file in [p for run in (one, many) for p in run.folder.rglob("*") if p.suffix in LOADED]:
         file.write_text("")
     told = lines_differ(_lines(one), _lines(many)) + files_differ(one.folder, many.folder)
     digests = {p.read_text() for p in many.folder.glob("oars-runs/*/weights-digest-*.txt")}
