@@ -8,6 +8,7 @@ Gradients need no rules of their own, for TensorFlow 1 writes them into the grap
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -173,9 +174,10 @@ def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
     before = x.tensor.shape[1:]
     if not x.rows or not dims or not before.is_fully_defined() or not before.num_elements():
         return None
-    if any(d is None or d < 0 for d in dims[1:]) or before.num_elements() != np.prod(dims[1:], dtype=int):
+    rest = [d for d in dims[1:] if d is not None and d >= 0]
+    if len(rest) < len(dims) - 1 or before.num_elements() != math.prod(rest):
         return None  # rows and another dimension are put together, or it cannot be known
-    return [cut.reshaped(x, [-1, *dims[1:]])]
+    return [cut.reshaped(x, [-1, *rest])]
 
 
 def _shape(cut: Any, op: Any, ins: list[Any]) -> Any:
