@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
+.PHONY: help demo lab test test-keras test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
 	@echo "make test   ruff, mypy and the whole test suite"
 	@echo "make test-slurm  the tests on several hosts, two nodes of a real Slurm among them (root, and the Debian packages slurm-wlm, slurm-wlm-torque, libpmix-dev, munge, iproute2)"
+	@echo "make test-keras  every Keras and TensorFlow scene on every backend (make test plays some on each)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
@@ -32,6 +33,9 @@ demo: .venv/run
 
 test: lint
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-keras: .venv/dev
+	@$(BIN)/python tests/keras/every_scene.py
 
 test-slurm: .venv/dev
 	@$(BIN)/python -m pytest tests/slurm $(ARGS)

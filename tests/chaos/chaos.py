@@ -158,7 +158,7 @@ def unlike(lines, expected):
 
 
 def _number(word):
-    return re.fullmatch(r"\d+\.\d+,?", word)
+    return re.fullmatch(r"-?\d+\.\d+,?", word)
 
 
 def unlearnt(run):

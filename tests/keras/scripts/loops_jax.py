@@ -4,6 +4,7 @@ import jax
 
 from jax import grad, jit, value_and_grad  # isort: skip (before Keras, as scripts do)
 import keras  # isort: skip
+import fits  # noqa: F401 (its scenes can be played here too)
 import numpy as np
 from keras import layers
 from scenes import mlp, play, scene, table, tell

@@ -1,5 +1,6 @@
 """Loops written by hand for TensorFlow, as in Keras's own guides."""
 
+import fits  # noqa: F401 (its scenes can be played here too)
 import keras
 import numpy as np
 import tensorflow as tf
@@ -175,6 +176,13 @@ def without_keras():
     w.assign(tf.zeros_like(w))
     checkpoint.restore(path)
     tell("w", np.asarray(w))
+    manager = tf.train.CheckpointManager(checkpoint, "kept", max_to_keep=1)
+    for _ in range(3):  # what it deletes, it looks for first
+        print(manager.save(), manager.checkpoints)
+    for _ in range(3):
+        if tf.io.gfile.exists("kept"):
+            tf.io.gfile.rmtree("kept")
+        tf.io.gfile.makedirs("kept")
 
 
 if __name__ == "__main__":

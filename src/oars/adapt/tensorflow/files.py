@@ -6,7 +6,8 @@ patched (on one rank: nothing)                  what it does on N ranks
 ``tf.train.Checkpoint``, ``CheckpointManager``, the first rank writes, the others wait until it has; then all read
 ``tf.compat.v1.train.Saver``,                   the same files
 ``tf.saved_model.save``
-``tf.io.gfile``: remove, rmtree, rename, copy   the first rank's
+``tf.io.gfile``: remove, rmtree, rename, copy,  the first rank does it, and tells what it got or which error; so also
+mkdir; exists, isdir, glob, listdir             what is asked of files is one answer, and ranks decide alike
 ``tf.io.gfile.GFile``                           the overlay, as for ``open``
 ``tf.summary`` writers                          the first rank's are real, the others' go to a temporary folder
 =============================================== =====================================================================
@@ -24,8 +25,8 @@ from oars.adapt import files
 from oars.adapt.files.imports import when_imported
 from oars.adapt.meet import meet
 
-_CHANGES = {"delete_file": "", "delete_file_v2": "remove", "delete_recursively": "", "delete_recursively_v2": "rmtree",
-            "rename": "", "rename_v2": "rename", "copy": "", "copy_v2": "copy", "atomic_write_string_to_file": ""}
+_FIRST = ("delete_file", "delete_recursively", "rename", "copy", "create_dir", "file_exists", "is_directory",
+          "get_matching_files", "list_directory")
 _acting = False  # on the first rank, inside one of these: what it is made of is not said to the others
 
 
@@ -41,11 +42,17 @@ def first_rank_only(plain: Any, give: Any = None) -> Any:
             _acting = True
             try:
                 told = plain(*args, **kwargs)
+            except Exception as error:
+                return error
             finally:
                 _acting = False
-            return os.fsdecode(told) if isinstance(told, (str, bytes)) else None
+            if isinstance(told, (str, bytes)):
+                return os.fsdecode(told)
+            return told if isinstance(told, (bool, list)) else None
 
         told = meet.world.broadcast(act)
+        if isinstance(told, Exception):
+            raise told
         return give(told, *args) if give is not None else told
 
     return call
@@ -64,6 +71,7 @@ def install(tf: Any) -> None:
     from tensorflow.python.checkpoint import functional_saver
     from tensorflow.python.lib.io import file_io
     from tensorflow.python.ops import gen_summary_ops as summary
+    from tensorflow.python.platform import gfile
     from tensorflow.python.saved_model import save as saved_model
     from tensorflow.python.summary.writer import event_file_writer
 
@@ -71,10 +79,12 @@ def install(tf: Any) -> None:
     saver.save = first_rank_only(saver.save, _prefix)
     tf.compat.v1.train.Saver.save = first_rank_only(tf.compat.v1.train.Saver.save, _path)
     tf.saved_model.save = saved_model.save = first_rank_only(saved_model.save)
-    for name, public in _CHANGES.items():
-        setattr(file_io, name, first_rank_only(getattr(file_io, name)))
-        if public:
-            setattr(tf.io.gfile, public, getattr(file_io, name))
+    for name in (*_FIRST, *(f"{name}_v2" for name in _FIRST), "atomic_write_string_to_file"):
+        plain = getattr(file_io, name)
+        changed = first_rank_only(plain)
+        for module in (file_io, gfile, tf.io.gfile, tf.compat.v1.gfile):
+            for public in [public for public, value in vars(module).items() if value is plain]:
+                setattr(module, public, changed)
     _overlay(file_io.FileIO)
     summary.create_summary_file_writer = _private(summary.create_summary_file_writer)
     # Of tensorboard only what writes by TensorFlow may know of it (see the overlay's patches).

@@ -174,10 +174,10 @@ def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
     before = x.tensor.shape[1:]
     if not x.rows or not dims or not before.is_fully_defined() or not before.num_elements():
         return None
-    after = [d for d in dims[1:] if d is not None and d >= 0]
-    if len(after) < len(dims) - 1 or before.num_elements() != math.prod(after):
+    rest = [d for d in dims[1:] if d is not None and d >= 0]
+    if len(rest) < len(dims) - 1 or before.num_elements() != math.prod(rest):
         return None  # rows and another dimension are put together, or it cannot be known
-    return [cut.reshaped(x, [-1, *after])]
+    return [cut.reshaped(x, [-1, *rest])]
 
 
 def _shape(cut: Any, op: Any, ins: list[Any]) -> Any:
