@@ -118,3 +118,12 @@ def test_processes_started_by_hand_are_refused_in_one_line(tmp_path):
     log = next((run.folder / "oars-runs").iterdir()) / "rank-0.err"
     told = [line for line in log.read_text().splitlines() if "ClusterSpec" in line]
     assert len(told) == 1 and "Traceback" not in log.read_text()
+
+
+def test_other_ways_of_keeping_together_are_refused_in_one_line(tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text("import keras\n")
+    run = Run([*oars(2), "--sync", "local", str(script)], tmp_path / "run", KERAS_BACKEND="torch", **QUIET)
+    told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
+    assert run.code != 0
+    assert told == "oars: --sync local is for PyTorch's own loops: leave it out with Keras and TensorFlow\n"
