@@ -22,7 +22,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def test_every_step_is_written_with_every_digit(tmp_path):
-    world = SimpleNamespace(seconds=0.0, size=4, rank=0, origin=0, meetings=7, exchanged=1000)
+    world = SimpleNamespace(sent=0, seconds=0.0, size=4, rank=0, origin=0, meetings=7, exchanged=1000)
     record = Record(tmp_path, True, world)
     given = [0.1 + 0.2, None, math.nan, math.inf, 3, np.float32(0.1)]
     for loss in given:
@@ -61,7 +61,7 @@ def test_a_loss_changed_in_place_later_is_recorded_as_it_was(tmp_path):
 
 
 def test_a_step_costs_microseconds(tmp_path):
-    record = Record(tmp_path, True, SimpleNamespace(seconds=0.0, size=2, rank=0, origin=0, meetings=0,
+    record = Record(tmp_path, True, SimpleNamespace(sent=0, seconds=0.0, size=2, rank=0, origin=0, meetings=0,
                                                              exchanged=0))
     took = []
     for _ in range(5):
