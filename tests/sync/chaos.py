@@ -21,7 +21,7 @@ WAYS = {
     "local": ["--sync", "local", "--every", "4"],
     "gossip": ["--sync", "gossip"],
     "server": ["--sync", "server", "--servers", "2"],
-    "server, s = 0": ["--sync", "server", "--servers", "2", "--staleness", "0"],
+    "server, s = 4": ["--sync", "server", "--servers", "2", "--staleness", "4"],
 }
 POINTS = {"batch": 40, "forward": 40, "backward": 36, "in backward": 200, "in a collective": 30, "end": 1}
 SERVING = {"push": 70, "behind push": 70, "turn": 36, "behind turn": 36, "handing over": 3}

@@ -33,7 +33,7 @@ def adam_alone(tmp_path_factory):
 
 def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone):
     """Its optimizer, its schedule and the state that it saves included."""
-    run = Run(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", "--staleness", "0", str(HERE / "train.py"),
+    run = Run(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", str(HERE / "train.py"),
               "--adam")
     assert run.code == 0, run.err
     assert run.err.startswith("oars: 2 ranks train on own rows, at every step, and 2 hold the weights; ")
@@ -54,8 +54,8 @@ def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone
 
 
 def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
-    run = Run(tmp_path, "-n", "4", "--sync", "server", "--wire", "int8", str(HERE / "train.py"), "--norm", "--momentum",
-              "0.5", "--teacher", "--workers", "1")
+    run = Run(tmp_path, "-n", "4", "--sync", "server", "--staleness", "4", "--wire", "int8", str(HERE / "train.py"),
+              "--norm", "--momentum", "0.5", "--teacher", "--workers", "1")
     assert run.code == 0, run.err
     assert "at most 4 steps apart, and 1 holds the weights (gradients travel as int8" in run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
@@ -67,8 +67,8 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
 
 
 @pytest.mark.parametrize("deaths, options", [
-    (([0, "forward", 20],), ("--staleness", "0")),
-    (([1, "batch", 20], [2, "behind push", 17]), ("--servers", "2", "--placement", "round-robin")),
+    (([0, "forward", 20],), ()),
+    (([1, "batch", 20], [2, "behind push", 17]), ("--servers", "2", "--staleness", "4", "--placement", "round-robin")),
 ], ids=str)
 def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, options):
     run = Run(tmp_path, "-n", "4", "--sync", "server", *options, str(HERE / "train.py"), "--norm", deaths=deaths)
@@ -107,8 +107,8 @@ def test_an_optimizer_that_servers_cannot_import_is_refused_in_one_line(tmp_path
     (("--sync", "server", "--servers", "2"), "--servers 2 leaves none of 2 ranks to train: use -n 3 or more"),
     (("--sync", "server", "--staleness", "-1"), "-1 is no number: 0 or more"),
     (("--sync", "server", "--wire", "powersgd:2"), "use fp32, bf16, fp16, int8 or topk"),
-    (("--sync", "server", "--backup", "1"), "add --staleness 0"),
-    (("--sync", "server", "--backup", "1", "--staleness", "0"), "leaves out the gradients of all 1"),
+    (("--sync", "server", "--backup", "1", "--staleness", "2"), "use --staleness 0"),
+    (("--sync", "server", "--backup", "1"), "leaves out the gradients of all 1"),
     (("--servers", "1"), "--servers 1 is for --sync server"),
 ])
 def test_what_servers_cannot_do_is_refused_in_one_line(tmp_path, words, line):

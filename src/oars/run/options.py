@@ -26,7 +26,7 @@ def add_options(verb: Parser) -> list[argparse.Action]:
             "server: some ranks hold the weights, the others push gradients to them"),
         add("--servers", type=count_of("ranks"), metavar="K", help="with --sync server: so many (default: 1)"),
         add("--staleness", type=number, metavar="S", help="with --sync server: ranks are at most S steps apart "
-            "(default: 4; 0: all wait for each step)"),
+            "(default: 0, all wait for each step)"),
         add("--backup", type=number, metavar="B", help="with --staleness 0: the slowest B gradients of a step are left "
             "out"),
         add("--placement", choices=("round-robin", "balanced"),

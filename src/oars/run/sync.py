@@ -8,7 +8,6 @@ from typing import Any
 from oars.folders import UsageError
 
 EVERY = 8  # steps of a round
-STALENESS = 4  # steps
 WIRES = "fp32, bf16, fp16, int8, topk:0.01 (a fraction), powersgd:4 (a rank)"
 
 
@@ -40,9 +39,9 @@ def sync_plan(sync: str, every: int | str | None, outer: str | None, warmup: int
         if wire.startswith("powersgd"):
             raise UsageError(f"--wire {wire} needs all ranks' gradients at once, and servers hear one by one: use "
                              "fp32, bf16, fp16, int8 or topk")
-        bound = STALENESS if staleness is None else staleness
+        bound = staleness or 0
         if backup and bound:
-            raise UsageError(f"--backup {backup} leaves out the slowest gradients of a step for which all wait: add "
+            raise UsageError(f"--backup {backup} leaves out the slowest gradients of a step for which all wait: use "
                              "--staleness 0")
         plan.update(every=0, outer="sgd", warmup=0, servers=servers or 1, staleness=bound, backup=backup or 0,
                     placement=placement or "balanced")
