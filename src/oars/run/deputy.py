@@ -50,6 +50,8 @@ class Deputy:
 
     def serve(self) -> None:
         """Until no rank is left."""
+        plan = json.loads((self.folder / "run.json").read_text())
+        copy = stage.mark(plan, self.folder, self.host)
         while len(self.dead) < len(self.ranks):
             time.sleep(LOOKS_EVERY)
             self._count()
@@ -60,7 +62,8 @@ class Deputy:
             sweep(self.folder, spare="prted")
         if any(path.read_text() == self.host for path in self.folder.glob("side-*")):
             self._close()
-        stage.clear(json.loads((self.folder / "run.json").read_text()))
+        stage.clear(plan)
+        copy.unlink(missing_ok=True)
 
     def _close(self) -> None:
         """Nobody else does: the command is on the other side of a cut link."""

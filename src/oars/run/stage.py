@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import tarfile
 
 LARGE = 1 << 20  # bytes: from here on a file beside the script stays where it is
+CLEARED_WITHIN = 20.0  # seconds, for a copy to be removed
 MOST_FILES = 20_000  # beside the script
 CHUNK = 8 << 20
 PYTHON = "python"  # in the copy: the library of the Python below a venv, and nothing else of its libraries
@@ -221,6 +222,24 @@ def clear(plan: dict[str, Any]) -> None:
     """Remove this host's copy."""
     if "stage" in plan:
         shutil.rmtree(plan["stage"]["place"], ignore_errors=True)
+
+
+def mark(plan: dict[str, Any], folder: Path, host: str) -> Path:
+    """The mark of another host that has a copy; it goes with the copy."""
+    path = folder / f"staged-{host}"
+    if "stage" in plan:
+        path.touch()
+    return path
+
+
+def wait_for_others(folder: Path) -> None:
+    """Until the other hosts' copies are gone: when the command has ended a scheduler may end all that is left there."""
+    until = time.monotonic() + CLEARED_WITHIN
+    while time.monotonic() < until:
+        with_copies = {path.name.removeprefix("staged-") for path in folder.glob("staged-*")}
+        if all(any((folder / f"{how}-{host}").exists() for how in ("gone", "dark")) for host in with_copies):
+            return
+        time.sleep(0.05)
 
 
 def line(plan: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
 MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|ended)-"
+                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
@@ -106,6 +106,7 @@ class Supervisor:
             shutil.rmtree(self.place, ignore_errors=True)
             stage.clear(self.plan)
             if not self.cut_off:
+                stage.wait_for_others(self.folder)
                 self.stall.close()
                 clear_marks(self.folder)
             for number, handler in before.items():
