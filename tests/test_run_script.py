@@ -253,6 +253,21 @@ def test_local_batchnorm_takes_each_ranks_own_rows(tmp_path):
     assert local.stdout != python(tmp_path, "script.py").stdout, "a global batch's statistics are others"
 
 
+def test_a_loader_with_persistent_workers_goes_without_the_garbage_collector(tmp_path):
+    """In a circle its workers would be waited for, 5 s each."""
+    write(tmp_path, """
+        import gc, torch, weakref
+        from torch.utils.data import DataLoader, TensorDataset
+        gc.disable()
+        loader = DataLoader(TensorDataset(torch.arange(12.)), 4, num_workers=1, persistent_workers=True)
+        print([x.tolist() for (x,) in loader])
+        gone = weakref.ref(loader._iterator)
+        del loader
+        print(gone())
+        """)
+    assert same(tmp_path, "script.py").endswith("None\n")
+
+
 def test_output_and_errors_keep_their_order_where_they_meet(tmp_path):
     write(tmp_path, """
         import sys

@@ -34,7 +34,7 @@ _plain = {name: getattr(_Iter, name) for name in ("__init__", "_reset", "_next_i
 _fetch = _Fetcher.fetch
 _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
-_ways: WeakKeyDictionary[DataLoader, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
+_ways: WeakKeyDictionary[Key, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
 _private: Any = None
 _LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see steps.py
 _seeded_in: int | None = None
@@ -72,9 +72,17 @@ def _seed_worker() -> None:
 # ---- the iterator -------------------------------------------------------------------------------------------------
 
 
+class Key:
+    """Stands for a loader. Iterators hold this and not the loader, which would make a circle of a loader and its
+    persistent workers: what is left to the garbage collector's circles waits 5 s for each worker."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.drop_last = loader.drop_last
+
+
 def iter_init(self: Any, loader: DataLoader) -> None:
-    """Replaces the iterators' ``__init__``: remember the loader."""
-    self._oars_loader, self._oars_queue = loader, deque()
+    """Replaces the iterators' ``__init__``: remember which loader's it is."""
+    self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
     ctx.iterations += 1
     self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)

@@ -13,8 +13,6 @@ import os
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import DataLoader
-
 from oars.adapt.torch import loaders
 from oars.adapt.torch.collate import Cut
 from oars.adapt.torch.context import Offsets, ctx, offsets_of
@@ -25,7 +23,7 @@ _whole_batch = loaders._whole_batch
 class Batch:
     """A batch as it was handed out: who has which samples of it."""
 
-    def __init__(self, loader: DataLoader, place: tuple[int, int], cut: Cut, again: list) -> None:
+    def __init__(self, loader: loaders.Key, place: tuple[int, int], cut: Cut, again: list) -> None:
         self.loader, self.place, self.again = loader, place, again  # the samples in it that were owed
         self.indices = cut.indices
         self.split = not loaders.on_every_rank(len(cut.indices))
@@ -45,7 +43,7 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: WeakKeyDictionary[DataLoader, list] = WeakKeyDictionary()
+        self._owes: WeakKeyDictionary[loaders.Key, list] = WeakKeyDictionary()
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
         self.settled = 0  # averages so far
@@ -63,7 +61,7 @@ class Owed:
         owed = self._owes.get(loader, [])
         again: list = []
         if owed and not self.fresh:
-            left = max(1, loaders._len(loader) - place[1])
+            left = max(1, len(iterator._index_sampler) - place[1])
             again = owed[: min(-(-len(owed) // left), len(cut.indices))]
             cut = Cut([*cut.indices, *again], (), 0, 0, False, ctx.era - 1)  # cut and read anew, as after a loss
         batch = _whole_batch(iterator, data, cut)
