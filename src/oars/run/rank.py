@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from oars.adapt import files
-from oars.adapt.tape import GROWING, Diverged, tape
+from oars.adapt.tape import GROWING, tape
 from oars.cluster import launchers
 from oars.cluster.hub import HUB
 from oars.engine import links
+from oars.run.ends import Ends, true_exit, write
 from oars.run.launch import RANK_VARIABLES, rank_command
 from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
-from oars.run.script import exit_code, print_error, run_script
+from oars.run.script import run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
 from oars.run.stdin import share_stdin, take_stdin
 from oars.run.survive import Survivor
 
 BORN = time.time()
-_exit = os._exit  # the script's is watched, see watch_exit
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         plan = {**plan, "joining": joining_plan(folder, first)}
     rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
-    _write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
+    write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
         cores = available_cores()
@@ -93,7 +93,7 @@ def run_server(folder: Path, plan: dict[str, Any], world: Any, rank: int) -> Non
     ends.script_ended(code)
     ends.left()
     if plan["survives"]:  # without MPI's own end, which may wait for the dead
-        _exit(0)
+        true_exit(0)
 
 
 def settle(folder: Path, plan: dict[str, Any], rank: int, first: int, cores: list[int]) -> bool:
@@ -127,7 +127,7 @@ def joining_plan(folder: Path, first: int) -> dict[str, Any]:
     except (OSError, ValueError):
         told = {}
     if told.get("first") != first:
-        _exit(0)
+        true_exit(0)
     return told
 
 
@@ -224,9 +224,9 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     if world.size != plan["ranks"] and world.era == 0 and not first:
         library = MPI.Get_library_version().partition(",")[0].strip()
         starter = f"mpirun ({plan['mpi']})" if plan["launcher"] == "mpirun" else plan["launcher"]
-        _write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
+        write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
                "different MPIs: see oars doctor"})
-        _exit(2)
+        true_exit(2)
     if plan.get("sync") == "server":
         from oars.run.serve import chosen
 
@@ -348,161 +348,6 @@ class Alone:
     """All that adapters of one rank's files and random numbers ask of a world."""
 
     rank, size, origin = 0, 1, 0
-
-
-class Ends:
-    """How a rank ends, written down for the supervisor, whichever way the script chooses."""
-
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path,
-                 survivor: Survivor | None) -> None:
-        self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
-        self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
-        self.joins = world is not None and world.apart  # a run that was there before it
-
-    def watch(self) -> None:
-        """From here on the script may end; tell the supervisor that this rank is there."""
-        os._exit = self.hard_exit  # type: ignore[assignment]
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self.interrupt)
-        _reserve(self.folder, f"exit-{self.rank}.json")
-        _write(self.folder, f"pid-{self.rank}", self.pid)
-
-    def interrupt(self, number: int, frame: Any) -> None:
-        """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
-        if os.getpid() != self.pid:
-            raise KeyboardInterrupt
-        first, self.interrupts = self.interrupts == 0, self.interrupts + 1
-        if self.world is not None and self.record.polls and not self.record.interrupted:
-            if not (first and self.record.taken):  # else the others' signals came before ours, and all have stopped
-                self.record.interrupted = True
-        else:
-            self.record.raise_interrupt()
-
-    def failed(self, error: BaseException) -> None:
-        """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""
-        if (tape.playing or isinstance(error, Diverged)) and os.getpid() == self.pid:
-            self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
-        sys.stderr.flush()
-        start = os.fstat(2).st_size
-        print_error(error)
-        if os.getpid() != self.pid or isinstance(error, KeyboardInterrupt):
-            return
-        sys.stderr.flush()
-        with open(self.stderr, "rb") as file:
-            file.seek(start)
-            text = file.read().decode(errors="replace")
-        _write(self.folder, f"error-{self.rank}.json", {"text": text})
-
-    def diverged(self, how: str) -> None:
-        """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
-        if self.joins and self.world.apart:
-            _write(self.folder, f"stayed-{self.rank}", f"rank {self.rank} could not follow the script: {how}")
-            _exit(0)
-        if self.joins:  # the others go on without it
-            print(f"oars: rank {self.rank} joined, and cannot go on: {how}", file=sys.__stderr__, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        text = f"cannot resume {self.folder.name}: "
-        text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
-        _write(self.folder, f"error-{self.rank}.json", {"usage": text})
-        _exit(2)
-
-    def met_the_others(self) -> int:
-        """What an adapter has to do when the script has come to its good end; the exit code."""
-        if os.getpid() != self.pid:
-            return 0
-        try:
-            self.record.at_end()
-        except SystemExit as end:
-            return exit_code(end.code)
-        except BaseException as error:
-            self.failed(error)
-            return 130 if isinstance(error, KeyboardInterrupt) else 1
-        return 0
-
-    def script_ended(self, code: int) -> None:
-        """The script's own code is done; its threads and atexit handlers follow."""
-        if os.getpid() != self.pid:
-            _leave_child(code)
-        _write(self.folder, f"exit-{self.rank}.json", {"code": code})
-
-    def hard_exit(self, code: int) -> None:
-        """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
-        if os.getpid() == self.pid:
-            if self.joins and self.world.apart:
-                _exit(0)
-            code = code or self.met_the_others()
-            self.record.close()
-            _write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
-            files.close()
-            if self.survivor is not None and code == 0:
-                self.survivor.leave()
-                self.left()
-                _exit(0)
-            if self.world is not None and code == 0:
-                from mpi4py import MPI
-
-                MPI.Finalize()
-        _exit(code)
-
-    def last(self) -> None:
-        """After the script's atexit handlers."""
-        if os.getpid() == self.pid:
-            if self.survivor is None:
-                self.record.close()
-            else:  # without MPI's own end, which may wait for the dead
-                self.survivor.leave()
-                for stream in (sys.stdout, sys.stderr):
-                    try:
-                        stream.flush()
-                    except (OSError, ValueError):
-                        pass
-                self.left()
-                _exit(0)
-
-    def left(self) -> None:
-        """Nothing is left to do here, so that the supervisor may end an mpirun that waits for a dead host."""
-        _write(self.folder, f"left-{self.rank}", self.pid)
-
-
-def _last_line(error: BaseException) -> str:
-    import traceback
-
-    lines = traceback.extract_tb(error.__traceback__)
-    where = f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}: " if lines else ""
-    return where + "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-
-
-def _leave_child(code: int) -> None:
-    """A child that the script forked came to the script's end: end it as Python would, without touching MPI."""
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
-    _exit(code)
-
-
-def _write(folder: Path, name: str, value: Any) -> None:
-    """Write a small file that appears whole, past any patched file functions."""
-    part = folder / f".{name}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
-    os.write(fd, json.dumps(value).ljust(_RESERVED).encode())
-    os.close(fd)
-    os.replace(part, folder / name)
-
-
-_RESERVED = 64  # bytes
-
-
-def _reserve(folder: Path, name: str) -> None:
-    """Room for a file that must be written though the disk is full by then."""
-    fd = os.open(folder / f".{name}.part", os.O_WRONLY | os.O_CREAT, 0o666)
-    os.write(fd, b" " * _RESERVED)
-    os.close(fd)
 
 
 if __name__ == "__main__":
