@@ -299,6 +299,22 @@ def test_loader_workers_follow(tmp_path: Path, place: Path) -> None:
     compare(tmp_path, body, place)
 
 
+def test_a_change_that_a_dead_voices_worker_has_begun_is_waited_for(tmp_path: Path, place: Path) -> None:
+    body = """
+        import os, sys, time
+        if rank == 0:
+            ready = os.pipe()
+            if not os.fork():
+                def slow(event, args):  # raised between what oars does first and the change itself
+                    if event == "os.remove" and args[0] == "old/a.txt": os.write(ready[1], b"x"); time.sleep(0.5)
+                sys.addaudithook(slow); os.remove("old/a.txt"); os.remove("old.txt"); os._exit(0)
+            os.read(ready[0], 1); die()
+        promote()
+        print(os.path.exists("old/a.txt"), flush=True); time.sleep(0.7 * (rank > 0)); print(os.path.exists("old/a.txt"), os.path.exists("old.txt"))
+    """
+    compare(tmp_path, body, place)
+
+
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_databases_go_on(mode: str, tmp_path: Path, place: Path) -> None:
     body = f"""

@@ -68,7 +68,7 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
     ledger = Ledger(shared + "/ledger")
     through = _same_for_all([shared, str(shared_dir), *map(str, same_for_all)])
     if voice:
-        _side = Voice(str(rank), shared, ledger, tuple(through))
+        _side = Voice(str(rank), shared, ledger, tuple(through), os.getpid())
         patches.install_voice(_side)
     else:
         _remove_orphans()

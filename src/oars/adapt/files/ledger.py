@@ -71,8 +71,8 @@ class Gate:
     While nothing has been forked that is a lock of Python's. ``news`` is called on entering once there are children.
     """
 
-    def __init__(self, path: str, news: Callable[[], Any]) -> None:
-        self.forked = False
+    def __init__(self, path: str, news: Callable[[], Any], forked: bool = False) -> None:
+        self.forked = forked
         self._news = news
         self._lock = threading.RLock()
         self._depth = 0  # a finalizer may change files while its thread is changing files
@@ -111,8 +111,8 @@ class Gate:
     def _lockf(self, how: int) -> bool:
         try:
             fcntl.lockf(self._fd, how)
-        except OSError:  # somebody else's, or a file system without locks
-            return False
+        except OSError as error:  # else a file system without locks
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
         return True
 
     def _renew(self) -> None:

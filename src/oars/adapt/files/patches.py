@@ -57,7 +57,9 @@ def _voice_functions(voice: Voice) -> dict[Any, Any]:
         def call(*args: Any, **kw: Any) -> Any:
             if not _by_descriptor(kw):
                 given = [*args, *(kw[key] for key in ("path", "src", "dst") if key in kw)]
-                tell(*given[:paths])
+                with voice.turn():
+                    tell(*given[:paths])
+                    return original(*args, **kw)
             return original(*args, **kw)
 
         swaps[original] = call
@@ -76,7 +78,9 @@ def _voice_functions(voice: Voice) -> dict[Any, Any]:
     @functools.wraps(real.open)
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & _WRITING and dir_fd is None:
-            voice.opening(path, flags)
+            with voice.turn():
+                voice.opening(path, flags)
+                return real.open(path, flags, mode)
         return real.open(path, flags, mode, dir_fd=dir_fd)
 
     @functools.wraps(real.open_file)

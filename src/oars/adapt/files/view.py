@@ -322,7 +322,7 @@ class View:
     def voice_to_be(self) -> Voice:
         """The voice that goes on where the one whose ledger this is has stopped."""
         self.news()
-        voice = Voice(self.token, self.shared_dir, self.ledger, self.through)
+        voice = Voice(self.token, self.shared_dir, self.ledger, self.through, self.pid)
         voice.succeed(f"{folder}/{name}" for folder, names in self._before.items() for name in names)
         return voice
 

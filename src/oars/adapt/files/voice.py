@@ -11,7 +11,8 @@ are copied and changed in place, their ``name`` ends in ``~``; above ``LIMIT`` b
 copied is changed without being kept.
 
 A line ``["", token]`` says that the voice has died and another rank speaks. What is left of the dead one (its loader
-workers live on for seconds; or it was only stopped, and wakes) reads it before its next change, and ends.
+workers live on for seconds; or it was only stopped, and wakes) reads it before its next change, and ends. A worker
+reads it and makes its change in one turn (``turn``), and the new voice waits for turns that have begun.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ import itertools
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oars.adapt.files import real
-from oars.adapt.files.ledger import Ledger
+from oars.adapt.files.ledger import Gate, Ledger
 
 LIMIT = 1 << 30  # bytes: what we are willing to copy of a file about to be changed
 
 _numbers = itertools.count()
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_ALWAYS = nullcontext()
 
 
 class Voice:
-    """Keeps the originals of what this rank is about to change. Each method is called before the change."""
+    """Keeps the originals of what this rank (``pid``, or what it forks) is about to change; called before the change."""
 
-    def __init__(self, token: str, shared_dir: str, ledger: Ledger, through: tuple[str, ...]) -> None:
+    def __init__(self, token: str, shared_dir: str, ledger: Ledger, through: tuple[str, ...], pid: int) -> None:
         self._token = token
         self._kept = shared_dir + "/kept"
         self._ledger = ledger
@@ -42,8 +45,9 @@ class Voice:
         self._seen: set[str] = set()
         self._linked: set[tuple[int, int]] = set()  # inodes that live in kept/ too
         self._real_dirs: dict[str, str] = {}
-        self._pid = os.getpid()
+        self._pid = pid
         real.makedirs(self._kept, exist_ok=True)
+        self._gate = Gate(shared_dir + "/gate", self._heed, forked=True)
 
     def succeed(self, seen: Iterable[str]) -> None:
         """Go on where another voice stopped, which had written down the paths ``seen``."""
@@ -127,9 +131,15 @@ class Voice:
         """A name in ``folder`` for what will be moved to ``where`` once it is complete."""
         return f"{folder}/.{os.path.basename(where)[:200]}.oars-{self._new_name()}"
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Around a change and what is called before it. The rank itself needs none: the next voice comes after its end."""
+        return _ALWAYS if os.getpid() == self._pid else self._gate
+
     def speak(self) -> None:
-        """Tell what is left of the voice before that this one speaks."""
+        """Tell what is left of the voice before that this one speaks, and let it end."""
         self._ledger.append(["", self._token])
+        with self._gate.alone():
+            pass
 
     def _changeable(self, path: Any) -> str | None:
         """The canonical name of ``path``; None if we may not change names in its folder: nothing will happen then."""
@@ -155,13 +165,16 @@ class Voice:
         return None if (where + "/").startswith(self._through) else where
 
     def _known(self, where: str) -> bool:
+        self._heed()
+        return where in self._seen
+
+    def _heed(self) -> None:
         if self._ledger.grew():  # a forked child of this rank writes here too
             for path, kept in self._ledger.read():
                 if path:
                     self._seen.add(path)
                 elif kept != self._token:
                     self._end()
-        return where in self._seen
 
     def _end(self) -> None:
         if os.getpid() == self._pid:
