@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -23,6 +24,18 @@ def test_a_line_through_four_points_ends_with_the_known_loss(solver, loss, monke
     told = float(re.search(r"final loss (\S+)", capsys.readouterr().out)[1])
     # The first two are at the precision of 32-bit numbers, where another order of sums shows.
     assert told <= 3 * loss if loss < 1e-6 else told == pytest.approx(loss, rel=0.02)
+
+
+def test_the_same_line_written_for_tensorflow_1(tmp_path):
+    command = [sys.executable, "-m", "oars", "sweep", "--tf1", str(LAB.parent / "tf1/linear_fit.py"), "--best", "min",
+               "--set", "solver=sgd:0.01,adam:0.01", "--metric", r"loss: ([-+.\w]+)"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    exact, slow = (float(re.search(rf"\d +{solver}:0\.01 +(\S+)", done.stdout)[1]) for solver in ("sgd", "adam"))
+    assert exact < 2e-10 and slow == pytest.approx(0.0045, rel=0.02)
+    steps = next(tmp_path.glob("oars-runs/*-t001/metrics.jsonl")).read_text().splitlines()
+    first, last = (json.loads(steps[at])["loss"] for at in (0, -1))
+    assert first > 20 and last < 2e-10  # recorded, although the script does not fetch it
 
 
 def test_the_lab_runs_small_and_ends_in_one_page_with_four_exercises(tmp_path):

@@ -1,10 +1,15 @@
 """The convolutional network of the 2017 tutorial: oars run --tf1 -n 2 examples/tf1/cnn.py"""
 
-import sys
+import argparse
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.examples.tutorials.mnist import input_data
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--order", choices=("file", "shuffled"), default="shuffled", help="of the images in every epoch")
+FLAGS = parser.parse_args()
 
 np.random.seed(1)
 tf.set_random_seed(1)
@@ -43,14 +48,11 @@ cross_entropy = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=y_
 train_step = tf.train.AdamOptimizer(1e-4).minimize(cross_entropy)
 accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(y_conv, 1), tf.argmax(y_, 1)), tf.float32))
 
-steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 with tf.Session() as sess:
     sess.run(tf.global_variables_initializer())
-    for i in range(steps):
-        batch = mnist.train.next_batch(50)
-        if i % 100 == 0:
-            print("step %d, training accuracy %.3f" % (i, accuracy.eval(
-                feed_dict={x: batch[0], y_: batch[1], keep_prob: 1.0})))
+    for i in range(1, FLAGS.steps + 1):
+        batch = mnist.train.next_batch(50, shuffle=FLAGS.order == "shuffled")
         train_step.run(feed_dict={x: batch[0], y_: batch[1], keep_prob: 0.5})
-    print("test accuracy %.4f" % accuracy.eval(
-        feed_dict={x: mnist.test.images[:500], y_: mnist.test.labels[:500], keep_prob: 1.0}))
+        if i % 100 == 0 or i == FLAGS.steps:
+            right = accuracy.eval(feed_dict={x: mnist.test.images, y_: mnist.test.labels, keep_prob: 1.0})
+            print("step %d accuracy %.2f" % (i, 100 * right))

@@ -73,7 +73,7 @@ def test_deaths_do_not_show(kind):
     assert wrong_with(kind, len(DEATHS[kind]) + 1, DEATHS[kind]) == ""
 
 
-SESSIONS = [(TF1 / "linear_fit.py", []), (TF1 / "softmax.py", ["60"]), (TF1 / "cnn.py", ["3"]),
+SESSIONS = [(TF1 / "linear_fit.py", []), (TF1 / "softmax.py", ["--steps", "50"]), (TF1 / "cnn.py", ["--steps", "3"]),
             (HERE / "scripts" / "session.py", [])]
 TOGETHER = """
 import runpy, sys

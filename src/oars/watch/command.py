@@ -137,7 +137,8 @@ def _scale(argv: list[str]) -> int:
     from oars.watch.scale import scale
     from oars.watch.start import compiled
 
-    return scale(script, args.n, args.weak, args.repeats, args.name, compiled(args.metric), _path(args.o))
+    return scale(script, ["--tf1"] * args.tf1, args.n, args.weak, args.repeats, args.name, compiled(args.metric),
+                 _path(args.o))
 
 
 def _sweep(argv: list[str]) -> int:
@@ -159,7 +160,7 @@ def _sweep(argv: list[str]) -> int:
     largest = args.best == "max" or (args.best is None and args.metric is not None)
     settings = parse(args.set, grid=not (args.random or args.search))
     return sweep(Sweep(script, settings, args.ranks, args.parallel, args.random, args.search, compiled(args.metric),
-                       largest), args.name, _path(args.o))
+                       largest, ["--tf1"] * args.tf1), args.name, _path(args.o))
 
 
 def _predict(argv: list[str]) -> int:
@@ -201,6 +202,7 @@ def _with_script(parser: Parser, argv: list[str]) -> tuple[list[str], argparse.N
     parser.add_argument("-m", metavar="MODULE", help=argparse.SUPPRESS)
     parser.add_argument("--name", help=f"the series is {TOP}/NAME (default: the same for the same command, so that it "
                         "goes on where it was interrupted)")
+    parser.add_argument("--tf1", action="store_true", help="the script was written for TensorFlow 1")
     parser.add_argument("--metric", metavar="REGEX", help="the result to show: its last match in the script's output")
     _output(parser)
     at = argv.index("--") if "--" in argv else len(argv)

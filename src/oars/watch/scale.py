@@ -38,10 +38,10 @@ class Point:
     agree: str
 
 
-def scale(script: list[str], sizes: list[int], weak: bool, repeats: int, name: str | None, pattern: Pattern | None,
-          out: Path | None) -> int:
+def scale(script: list[str], options: list[str], sizes: list[int], weak: bool, repeats: int, name: str | None,
+          pattern: Pattern | None, out: Path | None) -> int:
     """Run, print the table and the picture, write the report; 1 if a run failed or replicas came apart."""
-    spec = {"script": script, "ranks": sizes, "weak": weak, "repeats": repeats}
+    spec = {"script": script, "ranks": sizes, "weak": weak, "repeats": repeats, "options": options}
     folder = series_name("scale", name, script, spec)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = max(1, cores // max(sizes))
@@ -49,8 +49,9 @@ def scale(script: list[str], sizes: list[int], weak: bool, repeats: int, name: s
         print(f"oars: {max(sizes)} ranks on {cores} cores share them: what is measured there is no scaling")
     if 0 < max(sizes) < len(gpus()):
         print(f"oars: {max(sizes)} of {len(gpus())} GPUs are used at most: the others sit idle")
-    trials = (Trial(f"{folder.name}-n{n}-r{repeat}", n, script, {"ranks": str(n)},
-                    ["--batch", "keep"] if weak else []) for repeat in range(1, repeats + 1) for n in sizes)
+    options = [*options, "--batch", "keep"] if weak else options
+    trials = (Trial(f"{folder.name}-n{n}-r{repeat}", n, script, {"ranks": str(n)}, options)
+              for repeat in range(1, repeats + 1) for n in sizes)
     done = run_all(trials, 1, lambda trial: trial.ranks * each, _said)
     points, failed = [], []
     for n in sizes:

@@ -93,16 +93,18 @@ class Sweep:
     search: int | None
     pattern: Pattern | None
     largest: bool  # the best metric is the largest
+    options: list[str]  # of oars run
 
     def trial(self, folder: Path, number: int, chosen: dict[str, str]) -> Trial:
         words = [word for name, value in chosen.items() for word in (name if name[0] == "-" else f"--{name}", value)]
-        return Trial(f"{folder.name}-t{number:03}", self.ranks, [*self.script, *words], chosen)
+        return Trial(f"{folder.name}-t{number:03}", self.ranks, [*self.script, *words], chosen, self.options)
 
 
 def sweep(what: Sweep, name: str | None, out: Path | None) -> int:
     """Run all trials, print the picture and the ranked table, write the report; 1 if none came to a result."""
     spec = {"script": what.script, "settings": [vars(s) for s in what.settings], "ranks": what.ranks,
-            "random": what.random, "search": what.search, "metric": what.pattern.pattern if what.pattern else None}
+            "random": what.random, "search": what.search, "metric": what.pattern.pattern if what.pattern else None,
+            "options": what.options}
     told: Callable[[Trial], None] = _nobody
     if what.search is not None:
         study = _study(what)  # complains before anything is written

@@ -66,28 +66,40 @@ def _runs(old: Any, world: Any, record: Any) -> None:
     """Cut the runs that train, by what an optimizer's ``minimize`` or ``apply_gradients`` gave, and count them."""
     from oars.adapt.tensorflow import stages
 
-    trains: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> names of such operations
-    plain_apply, plain_run = old.train.Optimizer.apply_gradients, old.Session.run
+    trains: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> such an operation -> its loss
+    optimizer, plain_run = old.train.Optimizer, old.Session.run
+    plain_compute, plain_apply = optimizer.compute_gradients, optimizer.apply_gradients
+
+    @functools.wraps(plain_compute)
+    def compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        self._oars_loss = loss.name if getattr(loss, "shape", None) == () else None
+        return plain_compute(self, loss, *args, **kwargs)
 
     @functools.wraps(plain_apply)
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         op = plain_apply(self, *args, **kwargs)
-        trains.setdefault(op.graph, set()).add(op.name)
+        trains.setdefault(op.graph, {})[op.name] = getattr(self, "_oars_loss", None)
         return op
 
     @functools.wraps(plain_run)
     def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         known = trains.get(self.graph)
-        training = known is not None and not known.isdisjoint(stages.names(self.graph, fetches))
+        training = [] if known is None else [op for op in known if op in stages.names(self.graph, fetches)]
+        loss = known[training[0]] if known and training else None
+        asked = fetches if loss is None else (fetches, loss)
         if world is None or known is None:
-            out = plain_run(self, fetches, feed_dict, options, run_metadata)
+            out = plain_run(self, asked, feed_dict, options, run_metadata)
         else:
-            out = stages.run(self, plain_run, fetches, feed_dict, options, run_metadata, training)
+            out = stages.run(self, plain_run, asked, feed_dict, options, run_metadata, bool(training))
+        value = None
+        if loss is not None:
+            out, value = out
         if training:
-            record.step(None, max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0))
+            rows = max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0)
+            record.step(None if value is None else float(value), rows)
         return out
 
-    old.train.Optimizer.apply_gradients = apply_gradients
+    optimizer.compute_gradients, optimizer.apply_gradients = compute_gradients, apply_gradients
     base = old.Session.__mro__[1]
     base.run = run
     if world is not None:
