@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -159,6 +161,27 @@ def test_a_cancelled_run_does_not_come_back(desk):
         assert desk.state(name) == "cancelled"
     assert desk.last("begun")["again"] is False
     assert desk.oars("cancel", "begun", code=2) == "oars: begun is over already: cancelled\n"
+
+
+def test_ctrl_c_comes_before_the_job_is_there_or_after_it(desk):
+    came = []
+    for number in range(8):
+        name = f"interrupted{number}"
+        command = [sys.executable, "-m", "oars", "submit", "--per-node", "1", "--name", name, "--", "--hold", "--",
+                   "train.py", "1", ""]
+        going = subprocess.Popen(command, cwd=desk.folder, env=desk.two.env, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        until(lambda name=name: (desk.run(name) / "job.json").exists(), 60, 0.001)
+        time.sleep(0.004 * number)
+        os.killpg(going.pid, signal.SIGINT)  # as a terminal sends it: the scheduler's own command hears it too
+        said = going.communicate(timeout=60)[0]
+        held = [line for line in desk.slurm("squeue", "-h", "-o", "%i %Z %j").splitlines() if line.endswith(f" {name}")]
+        came.append(desk.run(name).exists())
+        assert len(held) == came[-1], said
+        if came[-1]:
+            assert held[0].split()[0] == desk.job(name)
+            desk.oars("cancel", name)
+    assert any(came)
 
 
 def test_an_unknown_partition_is_refused_in_slurms_words(desk):

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,7 +63,11 @@ def put(ask: Ask, folder: Path, command: list[str], versions: dict[str, str], af
         told = {**ask._asdict(), "command": command, "cwd": os.getcwd(), "submitted": time.time(), "after": after or [],
                 "versions": versions, **more}
         write(folder, {**told, "id": None})
-        job: str = QUEUES[ask.on].submit(script, after or [])
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes before the job is there, or after
+        try:
+            job: str = QUEUES[ask.on].submit(script, after or [])
+        finally:
+            signal.signal(signal.SIGINT, before)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if not os.listdir(RUNS):

@@ -35,7 +35,7 @@ _ALWAYS = nullcontext()
 
 
 class Voice:
-    """Keeps the originals of what this rank (``pid``, or what it forks) is about to change; called before the change."""
+    """Keeps the originals of what this rank, the process ``pid`` and its forks, is about to change: called before."""
 
     def __init__(self, token: str, shared_dir: str, ledger: Ledger, through: tuple[str, ...], pid: int) -> None:
         self._token = token
@@ -132,7 +132,7 @@ class Voice:
         return f"{folder}/.{os.path.basename(where)[:200]}.oars-{self._new_name()}"
 
     def turn(self) -> AbstractContextManager[None]:
-        """Around a change and what is called before it. The rank itself needs none: the next voice comes after its end."""
+        """Around a change and what is called before it. The rank itself needs none: the next voice comes at its end."""
         return _ALWAYS if os.getpid() == self._pid else self._gate
 
     def speak(self) -> None:
