@@ -52,7 +52,8 @@ with tf.Session() as sess:
     sess.run(tf.global_variables_initializer())
     for i in range(1, FLAGS.steps + 1):
         batch = mnist.train.next_batch(50, shuffle=FLAGS.order == "shuffled")
-        train_step.run(feed_dict={x: batch[0], y_: batch[1], keep_prob: 0.5})
-        if i % 100 == 0 or i == FLAGS.steps:
+        _, loss = sess.run([train_step, cross_entropy], feed_dict={x: batch[0], y_: batch[1], keep_prob: 0.5})
+        if i % 100 == 0:
             right = accuracy.eval(feed_dict={x: mnist.test.images, y_: mnist.test.labels, keep_prob: 1.0})
             print("step %d accuracy %.2f" % (i, 100 * right))
+    print("last loss %.5f" % loss)
