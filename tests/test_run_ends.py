@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
@@ -27,19 +28,6 @@ def oars(tmp_path: Path, n: int, text: str, **how) -> subprocess.CompletedProces
     write(tmp_path, text)
     command = [sys.executable, "-m", "oars", "run", "-n", str(n), "--name", "r", "script.py"]
     return subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60, **how)
-
-
-def left_behind(tmp_path: Path) -> list[str]:
-    """Processes that were started for a run in this folder."""
-    mark = f"OARS_RUN_FOLDER={tmp_path}".encode()
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and mark in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
 
 
 @pytest.mark.parametrize("n", [1, 2])

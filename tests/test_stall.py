@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 
 from oars.engine.board import Board, Slot
 from oars.run.blame import judge
@@ -65,18 +66,6 @@ class Run:
     def events(self, kind: str) -> list[dict]:
         lines = [json.loads(line) for line in (self.runs / "events.jsonl").read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Processes that were started for a run in this folder."""
-    mark, found = f"OARS_RUN_FOLDER={folder}".encode(), []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and mark in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
 
 
 def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(tmp_path):

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_slurm import HERE, OARS, TRAIN, events, processes, steps, until
+from processes import left_behind
+from test_slurm import HERE, OARS, TRAIN, events, steps, until
 
 sys.path.insert(0, str(HERE.parent / "chaos"))
 from chaos import SOURCE, lines_of, unlearnt, unlike  # noqa: E402
@@ -99,7 +100,7 @@ def test_equal_sides_the_one_with_the_voice_goes_on_and_the_other_stops(hosts, t
     assert "nothing has been heard of c for 11 s" in err and "2 deaths survived" in err
     assert unlearnt(run) == "" and not list(run.glob("side-*"))
     assert json.loads((run / "end.json").read_text())["code"] == 0
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 def test_the_larger_side_goes_on_without_the_command_which_stops(hosts, tmp_path):
@@ -121,4 +122,4 @@ def test_the_larger_side_goes_on_without_the_command_which_stops(hosts, tmp_path
     assert unlike((tmp_path / "log.txt").read_text().splitlines(), logged) == ""
     assert unlike((run / "rank-1.log").read_text().splitlines()[-1:], printed[-1:]) == ""
     assert unlearnt(run) == ""
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)

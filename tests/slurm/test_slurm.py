@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "chaos"))
@@ -107,18 +108,6 @@ def events(folder: Path, kind: str) -> list[dict]:
     return [event for event in every if event["event"] == kind]
 
 
-def processes(folder: Path) -> list[str]:
-    """What runs for a run in this folder, on either node: this machine sees them all."""
-    mark, found = f"OARS_RUN_FOLDER={folder}".encode(), []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and mark in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
-
-
 def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
     cluster.batch(tmp_path, TRAIN)  # no -n: all of the job
     code, out, err = ended(tmp_path)
@@ -131,7 +120,7 @@ def test_two_nodes_train_as_one_process_does(cluster, tmp_path):
     assert unlearnt(run) == ""
     assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in range(4)}) == 1
     assert {path.name for path in run.glob("*-n2*")} == set()  # no marks are left
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 def test_doctor_measures_messages_between_the_nodes_of_a_job(cluster, tmp_path):
@@ -156,7 +145,7 @@ def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_pa
     assert "  rank 1 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
     assert "oars: dropped rank 1: the others go on without\n" in err and "1 death survived" in err
     assert [(event["rank"], event["host"]) for event in events(tmp_path, "drop")] == [(1, "n2")]
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 def test_ctrl_c_on_a_login_node_ends_the_ranks_of_both_nodes(cluster, tmp_path):
@@ -171,7 +160,7 @@ def test_ctrl_c_on_a_login_node_ends_the_ranks_of_both_nodes(cluster, tmp_path):
     assert started.returncode == 130 and "KeyboardInterrupt" in err, err
     logs = [(tmp_path / f"oars-runs/it/rank-{rank}.err").read_text() for rank in range(2)]
     assert all("KeyboardInterrupt" in log for log in logs)
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 def test_hosts_outside_of_the_job_and_runs_within_a_step_are_refused(cluster, tmp_path):
@@ -206,7 +195,7 @@ def test_without_fault_tolerance_a_dead_node_stops_the_run_and_a_snapshot_is_kep
     lines = err.splitlines()
     assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
     assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
     cluster.tool("start")  # the node comes back
 
 
@@ -223,7 +212,7 @@ def check_survived(folder: Path, out: str, err: str, gone: list[tuple[int, str]]
     assert 15 < lost[0]["step"] <= 78 and "2 deaths survived" in err
     assert unlearnt(run) == ""
     assert len({(run / f"weights-digest-{rank}.txt").read_text() for rank in living}) == 1
-    until(lambda: not processes(folder), 20)
+    until(lambda: not left_behind(folder), 20)
 
 
 def test_a_dead_node_is_survived(cluster, tmp_path):

@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from test_slurm import OARS, SOURCE, TRAIN, Cluster, cluster, ended, lines_of, processes, unlike, until
+from processes import left_behind
+from test_slurm import OARS, SOURCE, TRAIN, Cluster, cluster, ended, lines_of, unlike, until
 
 assert cluster  # the fixture
 SHOW = """
@@ -31,7 +32,7 @@ def test_srun_alone_starts_ranks_that_train_as_one_process_does(cluster, tmp_pat
     assert unlike(out.splitlines(), lines_of([])[0]) == ""
     plan = json.loads((tmp_path / "oars-runs/it/run.json").read_text())
     assert (plan["hosts"], plan["survives"], plan["launcher"]) == ([["n1", 1], ["n2", 1]], False, "srun")
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 def test_under_srun_a_dead_rank_ends_the_run_with_one_line(cluster, tmp_path):
@@ -41,7 +42,7 @@ def test_under_srun_a_dead_rank_ends_the_run_with_one_line(cluster, tmp_path):
     cluster.batch(tmp_path, "--launcher", "srun", "script.py")
     code, _, err = ended(tmp_path, 60)
     assert code == 137 and "oars: srun says: n2: task 3: Killed" in err, err
-    until(lambda: not processes(tmp_path), 20)
+    until(lambda: not left_behind(tmp_path), 20)
 
 
 @pytest.fixture(scope="module")
