@@ -20,7 +20,7 @@ from types import SimpleNamespace
 rank, seed, script = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if rank >= 0:
     from oars.adapt import random as oars_random
-    from oars.adapt.files.imports import when_imported
+    from oars.adapt.imports import when_imported
     oars_random.install(SimpleNamespace(origin=rank, size=2), {"seed": seed})
     when_imported("torch", oars_random.seed_torch)
     private = oars_random.Private(rank, seed)

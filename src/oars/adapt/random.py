@@ -38,7 +38,7 @@ import uuid
 from types import SimpleNamespace
 from typing import Any
 
-from oars.adapt.files.imports import when_imported
+from oars.adapt.imports import when_imported
 
 _true_urandom = os.urandom
 _seed = 0

@@ -279,7 +279,7 @@ def spans(numbers: list[int]) -> str:
 
 def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
-    from oars.adapt.files.imports import when_imported
+    from oars.adapt.imports import when_imported
 
     verified, snapshots = "stop_after" in plan, plan.get("snapshot") is not None
     many = world is not None

@@ -50,11 +50,11 @@ from pathlib import Path
 from types import ModuleType
 
 from oars.adapt.files import held, outside, patches, real
-from oars.adapt.files.imports import when_imported
 from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.promotion import Promotion
 from oars.adapt.files.voice import Voice
+from oars.adapt.imports import when_imported
 from oars.data import cache as data_cache
 
 _side: Voice | Overlay | None = None

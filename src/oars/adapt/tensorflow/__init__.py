@@ -24,7 +24,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
         return
     if world is None:
         return
-    from oars.adapt.files.imports import when_imported
+    from oars.adapt.imports import when_imported
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
     from oars.adapt.tensorflow import again, eager, files, gradients

@@ -22,7 +22,7 @@ import threading
 from typing import Any
 
 from oars.adapt import files
-from oars.adapt.files.imports import when_imported
+from oars.adapt.imports import when_imported
 from oars.adapt.meet import meet
 
 _FIRST = ("delete_file", "delete_recursively", "rename", "copy", "create_dir", "file_exists", "is_directory",
