@@ -103,6 +103,25 @@ def test_an_optimizer_that_servers_cannot_import_is_refused_in_one_line(tmp_path
     assert "oars: --sync server: the servers cannot make this script's optimizer: " in run.err and "Mine" in run.err
 
 
+CLIPS = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(8, 3)).sum().backward()
+    optimizer.step()
+    for p in model.parameters():
+        p.data.clamp_(-0.01, 0.01)
+"""
+
+
+def test_a_script_that_changes_weights_itself_is_stopped_with_one_line(tmp_path):
+    (tmp_path / "clips.py").write_text(CLIPS)
+    run = Run(tmp_path, "-n", "2", "--sync", "server", "clips.py")
+    assert run.code == 1 and "Traceback" not in run.err
+    assert "oars: --sync server: this script changes weights itself after step(), of which the servers would" in run.err
+
+
 @pytest.mark.parametrize("words, line", [
     (("--sync", "server", "--servers", "2"), "--servers 2 leaves none of 2 ranks to train: use -n 3 or more"),
     (("--sync", "server", "--staleness", "-1"), "-1 is no number: 0 or more"),

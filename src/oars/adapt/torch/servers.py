@@ -54,6 +54,18 @@ class Served:
                 self.shards.append(shard)
                 self.codings[shard.key] = Coding(Layout(shapes, kinds), len(pieces), ctx.plan["wire"])
         self.told = b""  # the settings that servers know
+        self._seen: list[torch.Tensor] = []  # some of each tensor, as the servers gave it
+
+    def glance(self, pushes: int) -> None:
+        """Remember how the weights look, now and then: at the first steps, and more rarely later."""
+        rarely = pushes & (pushes - 1)
+        self._seen = [] if rarely else [_few(tensor) for tensor in self.tensors]
+
+    def check(self) -> None:
+        """The weights are as they were; what the script made of them would be lost, without a word."""
+        if not all(map(torch.equal, self._seen, map(_few, self.tensors))):
+            _refuse("--sync server: this script changes weights itself after step(), of which the servers would not "
+                    "know: use --sync allreduce", 1)
 
     def contents(self, optimizer: Optimizer, shard: Shard) -> np.ndarray:
         """A shard's weights, settings and state, for who is to hold it."""
@@ -162,6 +174,7 @@ class Servers:
         """In place of the optimizer's step."""
         self.pull()
         served = self._served[optimizer]
+        served.check()
         settings = pickle.dumps(settings_of(optimizer))
         news = settings if settings != served.told else b""
         served.told = settings
@@ -199,6 +212,7 @@ class Servers:
         facts["served_seconds"] += served_for
         facts["queued_seconds"] += max(0.0, waited - held - served_for)
         for served in self._waiting:
+            served.check()
             for shard in served.shards:
                 message = answers[shard.key]
                 facts["received_bytes"] += message.body.nbytes
@@ -207,6 +221,7 @@ class Servers:
                     for piece, view in zip(shard.pieces, served.codings[shard.key].layout.views(message.body),
                                            strict=True):
                         _put(served.tensors[piece.tensor], piece, view)
+            served.glance(facts["pushes"])
         self._waiting = []
 
     def _answers(self, again: bool = False) -> dict:
@@ -313,6 +328,11 @@ def _cut(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """A piece of a tensor: a tensor as it is, or some of its elements in a row."""
     tensor = real(tensor.detach())
     return tensor if piece.stop - piece.start == tensor.numel() else tensor.reshape(-1)[piece.start : piece.stop]
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """Some elements of a tensor, to the bit."""
+    return real(tensor.detach()).reshape(-1)[:256].clone().view(torch.uint8)
 
 
 def _put(tensor: torch.Tensor, piece: Piece, value: torch.Tensor) -> None:
