@@ -221,7 +221,7 @@ class Servers:
                     for piece, view in zip(shard.pieces, served.codings[shard.key].layout.views(message.body),
                                            strict=True):
                         _put(served.tensors[piece.tensor], piece, view)
-            served.glance(facts["pushes"])
+            served.glance(int(facts["pushes"]))
         self._waiting = []
 
     def _answers(self, again: bool = False) -> dict:
