@@ -1,18 +1,21 @@
 """Measures the ways in which ranks keep together (docs/sync.md), side by side, and prints a table for each question.
 
-    python bench/sync.py                         # all of it, on 2 ranks
-    python bench/sync.py straggler -n 4          # one rank is slowed four times: what is left of the speed
-    python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs
+    python bench/sync.py                         # all of it, in ten minutes on 16 cores
+    python bench/sync.py straggler               # one of 4 ranks is slowed four times: what is left of the speed
+    python bench/sync.py cost --upto 8           # the exchange's time in a step, on 2, 4 and 8 ranks
+    python bench/sync.py servers --upto 8        # samples a second by workers and servers, up to 8 ranks in all
+    python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs, on 4 and 8 ranks
     python bench/sync.py wires                   # bytes that the first rank gives MPI to send, and the accuracy
-    python bench/sync.py servers -n 4            # samples a second by workers and servers, up to 4 ranks in all
 
 The straggler is real: a process beside the run stops its last rank, or the last that trains, for three quarters of
-every 40 ms. With --sync server one of the ranks is the server.
+every 40 ms. With --sync server one more rank, or several, are servers. What is timed runs alone, one thread a rank;
+trainings that are only to be compared by their accuracy run side by side, as many as there are cores for.
 """
 
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -20,25 +23,31 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = HERE.parent / "examples" / "digits_cnn.py"
+SCRIPT = HERE / "sync_train.py"
+NETS = ("cnn", "resnet")
 MODES = {
     "allreduce": [],
-    "local, K = 8": ["--sync", "local"],
-    "local, K = 16, Nesterov": ["--sync", "local", "--every", "16", "--outer", "nesterov"],
+    "local": ["--sync", "local"],
     "gossip": ["--sync", "gossip"],
     "server": ["--sync", "server"],
+}
+OTHERS = {  # not by default
+    "local, K = 16, Nesterov": ["--sync", "local", "--every", "16", "--outer", "nesterov"],
+    "server, s = 4": ["--sync", "server", "--staleness", "4"],
 }
 WIRES = ("bf16", "int8", "topk:0.01", "powersgd:4")
 
 
 class Slowed:
-    """While in this block a rank is stopped for three quarters of the time."""
+    """From a run's first steps on its rank is stopped for three quarters of the time, while in this block."""
 
-    def __init__(self, pid_file: Path) -> None:
-        self.pid_file, self.over = pid_file, threading.Event()
+    def __init__(self, run: Path, rank: int) -> None:
+        self.run, self.rank, self.over = run, rank, threading.Event()
         self.thread = threading.Thread(target=self.work, daemon=True)
 
     def __enter__(self) -> None:
@@ -49,11 +58,11 @@ class Slowed:
         self.thread.join()
 
     def work(self) -> None:
-        while not self.pid_file.exists() and not self.over.wait(0.01):
+        while not (self.run / "metrics.jsonl").exists() and not self.over.wait(0.01):
             pass
         while not self.over.is_set():
             try:
-                pid = int(self.pid_file.read_text())
+                pid = int((self.run / f"pid-{self.rank}").read_text())
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(0.03)
                 os.kill(pid, signal.SIGCONT)
@@ -62,86 +71,153 @@ class Slowed:
             time.sleep(0.01)
 
 
-def train(ranks, options, *words, slowed=False):
-    """Run the digits CNN: its accuracy, and what the run folder tells."""
-    source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
-    env = {**os.environ, "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "oars-runs", "it")
-        command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks), *options,
-                   str(SCRIPT), *map(str, words)]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True)
-        if slowed:
-            with Slowed(run / f"pid-{ranks - 1 - ('server' in options)}"):
-                out, err = process.communicate(timeout=900)
-        else:
-            out, err = process.communicate(timeout=900)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{out[-500:]}{err[-2000:]}")
-        accuracy = next(float(line.split()[1]) for line in out.splitlines() if line.startswith("accuracy"))
-        summary = json.loads((run / "summary.json").read_text())
-        return {"accuracy": accuracy, **summary}
+class Failed(Exception):
+    """A training did not come to its end."""
+
+
+class Trained:
+    """A finished training on so many ranks, servers not counted, and what its run folder tells."""
+
+    def __init__(self, ranks, options, *words, servers=1, slowed=False):
+        servers *= "server" in options
+        source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
+        env = {**os.environ, "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder, "oars-runs", "it")
+            command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks + servers),
+                       *options, *(["--servers", str(servers)] if servers else []), str(SCRIPT), *map(str, words)]
+            process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True)
+            try:
+                with Slowed(run, ranks - 1) if slowed else nullcontext():
+                    out, err = process.communicate(timeout=300)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                out, err = process.communicate()
+            if process.returncode:
+                raise Failed(f"{' '.join(command)}\n{out[-500:]}{err[-2000:]}")
+            self.accuracies = [float(found) for found in re.findall(r"^\w+ seed \d+ accuracy ([\d.]+)", out, re.M)]
+            self.summary = json.loads((run / "summary.json").read_text())
+            self.steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    def speed(self, batch, epochs):
+        """Samples a second, from one epoch's first step to another's, where all ranks meet: after the first third of
+        them, in which ranks find out who is how fast, to the last."""
+        steps = len(self.steps) // epochs
+        first, last = (self.steps[epoch * steps] for epoch in (epochs // 3, epochs - 1))
+        return batch * (last["step"] - first["step"]) / (last["time"] - first["time"])
+
+    def exchange(self, first, last):
+        """Seconds of exchange in a step, of these steps: the median of the means of eight."""
+        spent = [(b["time"] - a["time"]) * b["exchange_share"]
+                 for a, b in zip(self.steps[first:last], self.steps[first + 1 : last], strict=False)]
+        return statistics.median(statistics.mean(spent[i : i + 8]) for i in range(0, len(spent) - 7, 8))
 
 
 def straggler(args):
     """Samples a second with a slow rank, of those without."""
-    print(f"\none of {args.n} ranks slowed four times: samples/s without, with, share")
-    work = ["--images", args.images, "--epochs", args.epochs]
+    ranks, batch, epochs = 4, 64, 6
+    print("\none of 4 ranks slowed four times, so 81 % is left of their speed: samples/s without, with, share",
+          flush=True)
+    work = ["--batch", batch, "--images", 20 * batch, "--epochs", epochs, "--held-out", 100]
     for name, options in MODES.items():
-        whole = train(args.n, options, *work)["samples_per_s"]
-        slow = train(args.n, options, *work, slowed=True)["samples_per_s"]
+        whole = Trained(ranks, options, *work).speed(batch, epochs)
+        slow = Trained(ranks, options, *work, slowed=True).speed(batch, epochs)
         print(f"{name:<26}{whole:>8.0f}{slow:>8.0f}{100 * slow / whole:>6.0f} %", flush=True)
 
 
+def cost(args):
+    """The exchange's time in a step, by the number of ranks, each of which has 8 rows of a batch."""
+    sizes = [n for n in (2, 4, 8, 16) if n <= args.upto]
+    print(f"\nms of exchange in a step on {', '.join(map(str, sizes))} ranks", flush=True)
+    for name, options in [item for item in MODES.items() if item[0] != "server"]:
+        found = [Trained(n, options, "--net", *NETS, "--batch", 8 * n, "--images", 8 * n * 30, "--epochs", 2,
+                         "--held-out", 100) for n in sizes]
+        for net, first in zip(NETS, (8, 68), strict=True):
+            times = [1000 * trained.exchange(first, first + 52) for trained in found]
+            print(f"{name:<12}{net:<8}" + "".join(f"{t:>9.2f}" for t in times)
+                  + f"   last / first {times[-1] / times[0]:.2f}", flush=True)
+
+
+def servers(args):
+    """Samples a second of so many workers, each of which has 16 rows of a batch, with so many servers."""
+    print("\nsamples/s of workers with servers", flush=True)
+    epochs = 3
+    for held in (1, 2, 4):
+        for workers in (1, 2, 4, 8):
+            if workers + held <= args.upto and workers >= held:
+                batch = 16 * workers
+                told = Trained(workers, MODES["server"], "--batch", batch, "--images", 16 * batch, "--epochs", epochs,
+                               "--held-out", 100, servers=held)
+                print(f"{workers} workers, {held} servers {told.speed(batch, epochs):>8.0f}", flush=True)
+
+
 def accuracy(args):
-    """Held-out accuracy after the same epochs, over seeds."""
-    print(f"\naccuracy on {args.n} ranks, {args.epochs} epochs of {args.images} images, {args.seeds} seeds: mean, "
-          "spread, points from allreduce")
-    base = None
-    for name, options in MODES.items():
-        found = [train(args.n, options, "--images", args.images, "--epochs", args.epochs, "--seed", seed)["accuracy"]
-                 for seed in range(1, args.seeds + 1)]
-        mean = statistics.mean(found)
-        base = mean if base is None else base
-        print(f"{name:<26}{mean:>8.2f}{max(found) - min(found):>7.2f}{mean - base:>+7.2f}", flush=True)
+    """Held-out accuracy after the same epochs, over seeds; as many trainings at once as there are cores for."""
+    print(f"\naccuracy after the same epochs, {args.seeds} seeds: mean, of each", flush=True)
+    cores, free = threading.Condition(), os.cpu_count() or 1
+    found: dict = {}
+
+    def one(job):
+        nonlocal free
+        name, options, net, ranks = job
+        need = min(ranks, os.cpu_count() or 1)  # a server works while those who train wait for it
+        with cores:
+            cores.wait_for(lambda: free >= need)
+            free -= need
+        try:
+            found[name, net, ranks] = got = Trained(ranks, options, "--net", net, "--epochs", args.epochs, "--seed",
+                                                    *range(1, args.seeds + 1)).accuracies
+            print(f"{net:<8}{ranks} ranks  {name:<26}{statistics.mean(got):>7.2f}   "
+                  + " ".join(f"{a:.2f}" for a in got), flush=True)
+        finally:
+            with cores:
+                free += need
+                cores.notify_all()
+
+    few = min(args.ranks)
+    jobs = [(name, options, net, ranks) for ranks in sorted(args.ranks, reverse=True) for net in NETS
+            for name, options in (MODES | OTHERS if ranks == few else MODES).items()]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(one, jobs))
+    print("points from allreduce")
+    for name, net, ranks in sorted(found, key=lambda job: job[1:]):
+        change = statistics.mean(found[name, net, ranks]) - statistics.mean(found["allreduce", net, ranks])
+        print(f"{net:<8}{ranks} ranks  {name:<26}{change:>+7.2f}", flush=True)
 
 
 def wires(args):
     """Bytes given to MPI and accuracy, for each wire."""
-    print(f"\nwires on {args.n} ranks: MB sent by the first, accuracy; between hosts fp32 would send the gradients too")
-    for name, options in (("allreduce", []), ("local, K = 8", ["--sync", "local"])):
+    print("\nwires on 2 ranks: MB sent by the first, accuracy; between hosts fp32 would send the gradients too")
+    for name in ("allreduce", "local"):
         for wire in WIRES:
-            told = train(args.n, [*options, "--wire", wire], "--images", args.images, "--epochs", args.epochs)
-            print(f"{name:<16}{wire:<12}{told['sent_bytes'] / 1e6:>9.2f}{told['accuracy']:>8.2f}", flush=True)
+            told = Trained(2, [*MODES[name], "--wire", wire], "--epochs", args.epochs)
+            print(f"{name:<16}{wire:<12}{told.summary['sent_bytes'] / 1e6:>9.2f}{told.accuracies[0]:>8.2f}", flush=True)
 
 
-def servers(args):
-    """Samples a second of so many workers with so many servers."""
-    print("\nsamples/s of workers with servers")
-    work = ["--images", args.images, "--epochs", args.epochs]
-    for held in (1, 2, 4):
-        for workers in (1, 2, 4, 8):
-            if workers + held <= args.n:
-                told = train(workers + held, ["--sync", "server", "--servers", str(held)], *work)
-                print(f"{workers} workers, {held} servers {told['samples_per_s']:>8.0f}", flush=True)
-
-
-PARTS = {"straggler": straggler, "accuracy": accuracy, "wires": wires, "servers": servers}
+PARTS = {"straggler": straggler, "cost": cost, "servers": servers, "accuracy": accuracy, "wires": wires}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="|".join(PARTS))
-    parser.add_argument("-n", type=int, default=2, help="ranks")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--upto", type=int, default=os.cpu_count(), help="ranks, where their number is varied")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="whose accuracy is compared")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=6, help="of the trainings whose accuracy is compared")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}")
+    failed = False
     for name in args.parts or PARTS:
-        PARTS[name](args)
+        began = time.monotonic()
+        try:
+            PARTS[name](args)
+        except Failed as error:  # the other parts can still tell something
+            print(error, flush=True)
+            failed = True
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
