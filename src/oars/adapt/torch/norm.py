@@ -37,8 +37,9 @@ def _sums(g: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Te
 
 
 def _affine(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """scale·x + shift per channel, in one pass."""
-    return _plain(x, torch.zeros_like(scale), torch.ones_like(scale), scale, shift, False, 0.0, 0.0)
+    """scale·x + shift per channel, in one pass: a normalisation with mean 0 and variance 1."""
+    small = 2.0**-20  # some versions take no epsilon of 0; 1 - small + small is 1, to the bit
+    return _plain(x, torch.zeros_like(scale), torch.full_like(scale, 1 - small), scale, shift, False, 0.0, small)
 
 
 def _own_statistics(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
