@@ -4,7 +4,7 @@ The sampler runs on every rank alike; its batches of indices are cut as they lea
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
 batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
 mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
-iterable datasets and of ``batch_size=None``.
+a ``collate_fn`` that draws random numbers, of iterable datasets and of ``batch_size=None``.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def next_index(self: Any) -> Any:
     if ctx.plan.get("batch") == "keep":
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era))
-    return indices if way == WHOLE or on_every_rank(len(indices)) else cut
+    uncut = way == WHOLE or on_every_rank(len(indices))
+    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    return indices if uncut else cut
 
 
 def on_every_rank(rows: int) -> bool:
@@ -144,7 +145,7 @@ def iter_next(self: Any) -> Any:
             return _whole_batch(self, data, cut)
         except RankLost:
             lineage.renew()
-            data, cut = _for_the_living(self, cut)
+            data, cut = _for_the_living(self, data, cut)
     if cut is None:
         ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "
                           "every rank; computing is still split")
@@ -152,21 +153,22 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _for_the_living(self: Any, cut: Cut) -> tuple[Any, Cut]:
-    """A batch that was cut, and perhaps read, before a rank was lost: cut and read it for those that are left."""
+def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
+    """A batch that was cut, and perhaps read, before a rank was lost: cut it for those that are left, and read what
+    of it is not here. Who has it whole reads nothing again: that would draw its random numbers twice."""
     offsets = offsets_of(len(cut.indices))
     # New ranks know nothing of what collating does: all look again (see ``forget``).
     whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in _DEFAULT)
-    cut = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
-    fetcher = _fetcher(self)
-    plain = _way(self)[0] == WHOLE or on_every_rank(len(cut.indices))
-    return (_fetch(fetcher, cut.indices) if plain and not cut.whole else fetch(fetcher, cut)), cut
+    anew = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
+    if cut.whole or (not whole and (_way(self)[0] == WHOLE or on_every_rank(len(cut.indices)))):
+        return data, anew._replace(uncut=cut.uncut)
+    return fetch(_fetcher(self), anew), anew
 
 
 def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
     """The global batch from this rank's part of it."""
     if cut.era != ctx.era:
-        data, cut = _for_the_living(self, cut)
+        data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
     iteration, batches = self._oars_place
@@ -204,8 +206,10 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     if cut.whole:
         every, spec = data
         return _probed(self, every, spec, cut)
-    if way == WHOLE or on_every_rank(len(cut.indices)):
-        return data if not isinstance(data, str) and len(cut.indices) == collate.length(data) else _refetch(self, cut)
+    if cut.uncut:
+        return data
+    if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
+        return _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
@@ -221,7 +225,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
-    if _way(self)[0] == WHOLE:
+    if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
     _ways[self._oars_loader] = (BY_ROW, specs[0])
     return collate.to_batch(every, specs[0], cut)
@@ -230,8 +234,8 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     _ways[self._oars_loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
-    ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts or mixes): every rank reads them whole; "
-                      "computing is still split")
+    ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
+                      "whole; computing is still split")
     return every
 
 
