@@ -19,11 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from oars.adapt import files
 from oars.adapt import random as random_
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows import Rows
 
 NOTHING = "oars: no rows on this rank"
+
+
+class Wrote(NamedTuple):
+    """A batch's own part whose samples wrote files when they were read (a cache, filled on first use)."""
+
+    data: Any
 
 
 class Cut(NamedTuple):
@@ -45,14 +52,15 @@ class Cut(NamedTuple):
 def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
+    files_before = files.changes()
     samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
     by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
     own_generators = generators(fetcher.collate_fn)
     before = _positions(own_generators)
     every = fetcher.collate_fn(samples)
-    if _positions(own_generators) != before:
-        return every, None  # it draws (masks, mixes): read whole, so that the numbers are one process's
+    if _positions(own_generators) != before or files.changes() != files_before:
+        return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
     if not cut.rows:
         return every, NOTHING
     return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)

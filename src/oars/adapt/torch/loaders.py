@@ -4,7 +4,8 @@ The sampler runs on every rank alike; its batches of indices are cut as they lea
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
 batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
 mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
-a ``collate_fn`` that draws random numbers, of iterable datasets and of ``batch_size=None``.
+a ``collate_fn`` that draws random numbers, of a dataset that writes files when it is read (a cache, filled on first
+use), of iterable datasets and of ``batch_size=None``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
+from oars.adapt import files
 from oars.adapt import random as random_
 from oars.adapt.torch import collate, lineage, rows
 from oars.adapt.torch.collate import Cut
@@ -48,11 +50,14 @@ def fetch(self: Any, index: Any) -> Any:
         return collate.probe(self, index)
     if not index.mine():
         return collate.NOTHING
+    before = files.changes()
     if get_worker_info() is not None:
         _seed_worker()
-        return _fetch(self, index.mine())
-    with _private:
-        return _fetch(self, index.mine())
+        data = _fetch(self, index.mine())
+    else:
+        with _private:
+            data = _fetch(self, index.mine())
+    return data if files.changes() == before else collate.Wrote(data)
 
 
 def _seed_worker() -> None:
@@ -78,6 +83,7 @@ class Key:
 
     def __init__(self, loader: DataLoader) -> None:
         self.drop_last = loader.drop_last
+        self.wrote = False  # whether own samples wrote files when they were read
 
 
 def iter_init(self: Any, loader: DataLoader) -> None:
@@ -137,7 +143,7 @@ def _way(iterator: Any) -> tuple[str, Any]:
 
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
-    data = _plain["__next__"](self)
+    data = _read(self, _plain["__next__"](self))
     rows.recent.clear()
     cut = self._oars_queue.popleft()
     while cut is not None:
@@ -153,6 +159,14 @@ def iter_next(self: Any) -> Any:
         return data
 
 
+def _read(self: Any, data: Any) -> Any:
+    """What a fetcher gave."""
+    if not isinstance(data, collate.Wrote):
+        return data
+    self._oars_loader.wrote = True
+    return data.data
+
+
 def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
     """A batch that was cut, and perhaps read, before a rank was lost: cut it for those that are left, and read what
     of it is not here. Who has it whole reads nothing again: that would draw its random numbers twice."""
@@ -162,7 +176,7 @@ def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
     anew = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
     if cut.whole or (not whole and (_way(self)[0] == WHOLE or on_every_rank(len(cut.indices)))):
         return data, anew._replace(uncut=cut.uncut)
-    return fetch(_fetcher(self), anew), anew
+    return _read(self, fetch(_fetcher(self), anew)), anew
 
 
 def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
@@ -196,6 +210,7 @@ class _Again:
         offsets = offsets_of(len(self.indices))
         cut = Cut(self.indices, offsets, *own(offsets), False, ctx.era)
         data = fetch(self.fetcher, cut)
+        data = data.data if isinstance(data, collate.Wrote) else data
         if len(self.indices) < ctx.size:
             data = collate.with_template(data, collate.default_spec(data) if self.default else self.spec)
         return collate.rows_in(collate.to_batch(data, collate.default_spec(data) if self.default else self.spec, cut))
@@ -211,6 +226,11 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
         return _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
+    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
+        if any(ctx.world.allgather(self._oars_loader.wrote)):
+            _not_in_parts(self._oars_loader, self._dataset)
+            return _refetch(self, cut)
+        _ways[self._oars_loader] = (BY_ROW, None)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
@@ -239,6 +259,12 @@ def _not_by_row(self: Any, every: Any) -> Any:
     return every
 
 
+def _not_in_parts(loader: Key, dataset: Any) -> None:
+    _ways[loader] = (WHOLE, None)
+    ctx.record.notice(f"{type(dataset).__name__} writes files when samples are read: every rank reads whole batches, "
+                      "so that all of them are written; computing is still split")
+
+
 def _refetch(self: Any, cut: Cut) -> Any:
     return _fetch(_fetcher(self), cut.indices)
 
@@ -252,17 +278,22 @@ def _fetcher(self: Any) -> Any:
 
 
 def loader_iter(self: DataLoader) -> Any:
-    """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree."""
+    """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree, and whether
+    samples wrote files."""
+    key = vars(self).setdefault("_oars_key", Key(self))
+    wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
-            prints = ctx.world.allgather(random_.fingerprint())
+            told = ctx.world.allgather((random_.fingerprint(), wrote))
             break
         except RankLost:
             lineage.renew()
-    if any(p != prints[0] for p in prints):
+    if any(stream != told[0][0] for stream, _ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
+    if any(wrote for _, wrote in told):
+        _not_in_parts(key, self.dataset)
     return _iter(self)
 
 
