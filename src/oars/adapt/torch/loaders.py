@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -132,11 +133,19 @@ def _several(self: Any, first: list) -> tuple[list, tuple]:
     return [i for p in parts for i in p], tuple(sum(sizes[:r]) for r in range(ctx.size + 1))
 
 
+def _in_a_thread() -> bool:
+    """Whether a thread of the script's reads ahead: it must send no messages, for they would meet others than its own,
+    nor swap the random streams, from which the script may draw meanwhile. So it reads whole batches."""
+    return threading.current_thread() is not threading.main_thread()
+
+
 def _by_number(iterator: Any) -> bool:
     return iterator._dataset_kind == dataloader_._DatasetKind.Map and iterator._auto_collation
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
+    if _in_a_thread():
+        return WHOLE, None
     way = _ways.get(iterator._oars_loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
@@ -220,7 +229,7 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return _probed(self, every, spec, cut)
+        return every if _in_a_thread() else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
@@ -281,6 +290,10 @@ def loader_iter(self: DataLoader) -> Any:
     """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree, and whether
     samples wrote files."""
     key = vars(self).setdefault("_oars_key", Key(self))
+    if _in_a_thread():
+        ctx.record.notice("a loader that another thread reads ahead is read whole by every rank; computing is still "
+                          "split")
+        return _iter(self)
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
