@@ -156,6 +156,10 @@ def late_hooks():
     model(xb)[range(len(yb)), yb].sum().backward()
     cam = F.relu((seen["a"] * seen["g"].mean(1, keepdim=True)).sum(1))
     print(cam.shape, f"{cam.sum().item():.6g} {seen['g'].abs().sum().item():.6g}")
+    out = model(xb) * 2
+    out.retain_grad()
+    F.cross_entropy(out, yb).backward()
+    print(f"{seen['g'].norm().item():.6g} {out.grad.norm().item():.6g}", out.grad[0].tolist())
 
 
 @scene
