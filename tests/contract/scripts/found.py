@@ -162,6 +162,54 @@ def late_hooks():
     print(f"{seen['g'].norm().item():.6g} {out.grad.norm().item():.6g}", out.grad[0].tolist())
 
 
+class Backwards(torch.autograd.Function):
+    """Calls a model, without a graph, forward and in backward: what solvers with an adjoint do."""
+
+    @staticmethod
+    def forward(ctx, model, start, *weights):
+        with torch.no_grad():
+            out = start + 0.5 * model(start)
+        ctx.model, ctx.start, ctx.weights = model, start, weights
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            start = ctx.start.detach().requires_grad_(True)
+            out = start + 0.5 * ctx.model(start)
+            return None, *torch.autograd.grad(out, (start, *ctx.weights), grad)
+
+
+class Scaled(torch.autograd.Function):
+    """Work row by row, but for the gradient of the gain."""
+
+    @staticmethod
+    def forward(ctx, rows, gain):
+        ctx.save_for_backward(rows, gain)
+        return rows * gain
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, gain = ctx.saved_tensors
+        return grad * gain, (grad * rows).sum(0)
+
+
+@scene
+def functions_with_a_backward_of_their_own():
+    model, last, gain = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3), torch.ones(8, requires_grad=True)
+    opt = torch.optim.SGD([*model.parameters(), *last.parameters()], 0.1)
+    for xb, yb in [*batches(), (x[:25], y[:25]), (x[25:], y[25:])]:
+        loss = F.cross_entropy(last(Scaled.apply(Backwards.apply(model, xb, *model.parameters()), gain)), yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        with torch.no_grad():
+            gain -= 0.1 * gain.grad
+            gain.grad = None
+        say(loss)
+    print(f"{gain.norm().item():.6g}")
+
+
 @scene
 def what_forward_tells():
     """A forward that prints its batch, and one that keeps its size."""

@@ -42,8 +42,10 @@ class _Notes:
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
-    if not any(isinstance(a, Rows) for a in args):
+    if ctx.plain or cls.__module__.startswith("oars."):
         return _apply(cls, *args, **kwargs)
+    if not any(isinstance(a, Rows) for a in args):
+        return _alike(_apply)(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 
@@ -53,9 +55,12 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
     if key not in _by_row:
         _by_row[key] = _try_out(cls, args, lead.offsets)
     dims = _by_row[key]
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
+            rows_.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        return _apply(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
-    out = _apply(cls, *[_own(a, lead) for a in args], **kwargs)
+        return _alike(_apply)(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
+    out = _alike(_apply)(cls, *[_own(a, lead) for a in args], **kwargs)
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
@@ -109,6 +114,8 @@ def _on_whole(transform: Any) -> Any:
 
 
 def _alike(call: Any) -> Any:
+    """``call`` on plain tensors alone: modules in it are called as they are."""
+
     @functools.wraps(call)
     def alike(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(lambda a: whole(a, "torch.func") if isinstance(a, Rows) else a, (args, kwargs))
