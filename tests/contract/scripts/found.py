@@ -269,6 +269,21 @@ def indices_that_are_rows():
 
 
 @scene
+def lazy_layers_and_inference_mode():
+    model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+    model(next(iter(batches()))[0])
+    train(model)
+    model.eval()
+    with torch.inference_mode():
+        for xb, yb in batches():
+            out = model(xb)
+            say(F.cross_entropy(out, yb))
+            out[:, 0] += xb.add_(1).sum(1)
+            print(f"{out.sum().item():.6g}", (out.argmax(1) == yb).sum().item(), out.requires_grad)
+    train(model, epochs=1)
+
+
+@scene
 def a_budget_of_time():
     model = nn.Linear(8, 3)
     opt = torch.optim.SGD(model.parameters(), 0.0)

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars.adapt import random
@@ -113,7 +114,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
 def _changeable(module: nn.Module) -> list:
     """Buffers; of a Keras layer also what is not trained, which Keras keeps as parameters: moving averages, seeds."""
     frozen = [p for p in module.parameters() if not p.requires_grad] if hasattr(module, "_torch_params") else []
-    return [*module.buffers(), *frozen]
+    return [b for b in (*module.buffers(), *frozen) if not is_lazy(b)]
 
 
 def _put_back(buffers: list, before: list, counts: dict) -> None:

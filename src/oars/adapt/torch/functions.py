@@ -3,6 +3,9 @@
 Neither goes through PyTorch's overrides. A custom function is tried out once: its forward and its backward run on Rows
 under watch, and if both work row by row it is applied to own rows from then on (a gradient reversal, a straight-through
 estimator), else to the whole batch. Transforms always work on the whole batch.
+
+Nor can rows be made of inference tensors, which do not tell when they are changed: inference mode only turns gradients
+off here.
 """
 
 from __future__ import annotations
@@ -128,8 +131,19 @@ def _alike(call: Any) -> Any:
     return alike
 
 
+def _without_gradients(self: Any) -> None:
+    self._before = torch.is_grad_enabled()
+    torch.set_grad_enabled(not self.mode)
+
+
+def _as_before(self: Any, *_: object) -> None:
+    torch.set_grad_enabled(self._before)
+
+
 def install() -> None:
-    """Patch custom functions' apply and torch.func's transforms."""
+    """Patch custom functions' apply, torch.func's transforms and inference mode."""
+    torch.inference_mode.__enter__ = _without_gradients  # type: ignore[method-assign]
+    torch.inference_mode.__exit__ = _as_before  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     for name in ("grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"):
         setattr(torch.func, name, _on_whole(getattr(torch.func, name)))
