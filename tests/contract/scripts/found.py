@@ -269,6 +269,32 @@ def indices_that_are_rows():
 
 
 @scene
+def gradients_of_a_batch():
+    """Read, changed in place, added to; and latents that an optimizer finds for each batch."""
+    model = Two(lambda m, h: h)
+    xb, yb = next(iter(batches()))
+    xb.requires_grad_(True)
+    changes = [lambda g: g, lambda g: g.mul_(0.5), lambda g: g.data.zero_(), lambda g: g]
+    for change in changes:
+        F.cross_entropy(model(xb), yb).backward()
+        print(f"{xb.grad.norm().item():.6g}")
+        change(xb.grad)
+    xb.grad = torch.ones(xb.shape)
+    F.cross_entropy(model(xb), yb).backward()
+    print(f"{xb.grad.norm().item():.6g}")
+    for xb, yb in batches(25):
+        latent = torch.zeros_like(xb).requires_grad_(True)
+        opt = torch.optim.Adam([latent], 0.1)
+        for _ in range(2):
+            loss = F.cross_entropy(model(xb + latent), yb) + latent.pow(2).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        say(loss)
+        print(f"{latent.detach().norm().item():.6g}")
+
+
+@scene
 def lazy_layers_and_inference_mode():
     model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
     model(next(iter(batches()))[0])
