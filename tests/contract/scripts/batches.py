@@ -3,6 +3,7 @@
 from collections import namedtuple
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scenes import fit, keep, mlp, play, say, scene, table
@@ -200,6 +201,26 @@ def centring_collate():
         return xs - xs.mean(0), ys
 
     fit(DataLoader(Of(lambda i: (x[i], y[i])), 8, shuffle=True, collate_fn=collate))
+
+
+@scene
+def drawing_collate():
+    """Masks drawn in the collate_fn, from the common streams and from a generator of its own; and a count that is
+    the same for all parts of the first batch alone."""
+    own = np.random.default_rng(3)
+
+    def collate(rows):
+        xs, ys = default_collate(rows)
+        hidden = torch.rand(xs.shape) < 0.3
+        hidden[: len(rows) // 2] |= torch.from_numpy(own.random((len(rows) // 2, 6)) < 0.3)
+        return xs.masked_fill(hidden, 0), ys
+
+    def counting(rows):
+        return (*default_collate([r[:2] for r in rows]), sum(r[2] for r in rows))
+
+    fit(DataLoader(Of(lambda i: (x[i], y[i])), 8, shuffle=True, collate_fn=collate))
+    for _, target, late in DataLoader(Of(lambda i: (x[i], y[i], int(i > 9))), 8, collate_fn=counting):
+        print(target.sum().item(), late)
 
 
 @scene

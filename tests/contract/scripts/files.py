@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import torch
 from scenes import fit, mlp, play, scene, table
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 x, y = table(20)
 
@@ -97,6 +97,30 @@ def rename_copy_delete():
         open("e.txt")
     except FileNotFoundError as error:
         print(error.filename)
+
+
+class Cached(Dataset):
+    """Every sample is kept in a file of its own when it is first read."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        os.makedirs(folder)
+
+    def __len__(self):
+        return len(x)
+
+    def __getitem__(self, i):
+        path = f"{self.folder}/{i}.npy"
+        if not os.path.exists(path):
+            np.save(path, x[i].numpy())
+        return torch.from_numpy(np.load(path)), y[i]
+
+
+@scene
+def cache_filled_by_reading():
+    for workers in (0, 1):
+        fit(DataLoader(Cached(f"cache-{workers}"), 6, shuffle=True, num_workers=workers))
+        print(sorted(os.listdir(f"cache-{workers}")))
 
 
 @scene

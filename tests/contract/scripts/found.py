@@ -156,6 +156,58 @@ def late_hooks():
     model(xb)[range(len(yb)), yb].sum().backward()
     cam = F.relu((seen["a"] * seen["g"].mean(1, keepdim=True)).sum(1))
     print(cam.shape, f"{cam.sum().item():.6g} {seen['g'].abs().sum().item():.6g}")
+    out = model(xb) * 2
+    out.retain_grad()
+    F.cross_entropy(out, yb).backward()
+    print(f"{seen['g'].norm().item():.6g} {out.grad.norm().item():.6g}", out.grad[0].tolist())
+
+
+class Backwards(torch.autograd.Function):
+    """Calls a model, without a graph, forward and in backward: what solvers with an adjoint do."""
+
+    @staticmethod
+    def forward(ctx, model, start, *weights):
+        with torch.no_grad():
+            out = start + 0.5 * model(start)
+        ctx.model, ctx.start, ctx.weights = model, start, weights
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            start = ctx.start.detach().requires_grad_(True)
+            out = start + 0.5 * ctx.model(start)
+            return None, *torch.autograd.grad(out, (start, *ctx.weights), grad)
+
+
+class Scaled(torch.autograd.Function):
+    """Work row by row, but for the gradient of the gain."""
+
+    @staticmethod
+    def forward(ctx, rows, gain):
+        ctx.save_for_backward(rows, gain)
+        return rows * gain
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, gain = ctx.saved_tensors
+        return grad * gain, (grad * rows).sum(0)
+
+
+@scene
+def functions_with_a_backward_of_their_own():
+    model, last, gain = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3), torch.ones(8, requires_grad=True)
+    opt = torch.optim.SGD([*model.parameters(), *last.parameters()], 0.1)
+    for xb, yb in [*batches(), (x[:25], y[:25]), (x[25:], y[25:])]:
+        loss = F.cross_entropy(last(Scaled.apply(Backwards.apply(model, xb, *model.parameters()), gain)), yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        with torch.no_grad():
+            gain -= 0.1 * gain.grad
+            gain.grad = None
+        say(loss)
+    print(f"{gain.norm().item():.6g}")
 
 
 @scene
@@ -214,6 +266,47 @@ def indices_that_are_rows():
         xb, yb = next(iter(batches(size)))
         print(xb.index_select(1, yb).shape, f"{xb.index_select(1, yb).sum().item():.6g}", xb[:, yb].shape)
         print(xb[:, 1].tolist(), f"{torch.outer(xb[:, 0], xb[:, 1]).sum().item():.6g}")
+
+
+@scene
+def gradients_of_a_batch():
+    """Read, changed in place, added to; and latents that an optimizer finds for each batch."""
+    model = Two(lambda m, h: h)
+    xb, yb = next(iter(batches()))
+    xb.requires_grad_(True)
+    changes = [lambda g: g, lambda g: g.mul_(0.5), lambda g: g.data.zero_(), lambda g: g]
+    for change in changes:
+        F.cross_entropy(model(xb), yb).backward()
+        print(f"{xb.grad.norm().item():.6g}")
+        change(xb.grad)
+    xb.grad = torch.ones(xb.shape)
+    F.cross_entropy(model(xb), yb).backward()
+    print(f"{xb.grad.norm().item():.6g}")
+    for xb, yb in batches(25):
+        latent = torch.zeros_like(xb).requires_grad_(True)
+        opt = torch.optim.Adam([latent], 0.1)
+        for _ in range(2):
+            loss = F.cross_entropy(model(xb + latent), yb) + latent.pow(2).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        say(loss)
+        print(f"{latent.detach().norm().item():.6g}")
+
+
+@scene
+def lazy_layers_and_inference_mode():
+    model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+    model(next(iter(batches()))[0])
+    train(model)
+    model.eval()
+    with torch.inference_mode():
+        for xb, yb in batches():
+            out = model(xb)
+            say(F.cross_entropy(out, yb))
+            out[:, 0] += xb.add_(1).sum(1)
+            print(f"{out.sum().item():.6g}", (out.argmax(1) == yb).sum().item(), out.requires_grad)
+    train(model, epochs=1)
 
 
 @scene

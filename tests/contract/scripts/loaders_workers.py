@@ -1,6 +1,8 @@
 """Loaders with worker processes, and datasets that are streams."""
 
 import itertools
+import queue
+import threading
 
 import torch
 from scenes import fit, mlp, play, scene, table
@@ -72,6 +74,32 @@ def stream_of_batches():
 def endless_stream():
     fit(DataLoader(Endless(), batch_size=8), steps=4)
     fit(itertools.islice(DataLoader(Endless(), batch_size=8), 3))
+
+
+class ReadAhead(threading.Thread):
+    """A thread that reads a loader while the script trains, as prefetch_generator does."""
+
+    def __init__(self, batches):
+        super().__init__(daemon=True)
+        self.batches, self.queue = batches, queue.Queue(3)
+        self.start()
+
+    def run(self):
+        for batch in self.batches:
+            self.queue.put(batch)
+        self.queue.put(None)
+
+    def __iter__(self):
+        return iter(self.queue.get, None)
+
+
+@scene
+def read_ahead_by_a_thread():
+    """The last batch is smaller than the number of ranks."""
+    loader = DataLoader(TensorDataset(x[:37], y[:37]), 12, shuffle=True)
+    model = mlp()
+    for ahead in (loader, iter(loader), loader):
+        fit(ReadAhead(ahead), model)
 
 
 @scene

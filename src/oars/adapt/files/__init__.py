@@ -49,7 +49,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from oars.adapt.files import held, outside, patches, real
+from oars.adapt.files import held, ledger, outside, patches, real
 from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.promotion import Promotion
@@ -65,15 +65,15 @@ def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, 
     global _side
     real.makedirs(shared_dir, exist_ok=True)
     shared = real.realpath(shared_dir)
-    ledger = Ledger(shared + "/ledger")
+    told = Ledger(shared + "/ledger")
     through = _same_for_all([shared, str(shared_dir), *map(str, same_for_all)])
     if voice:
-        _side = Voice(str(rank), shared, ledger, tuple(through), os.getpid())
+        _side = Voice(str(rank), shared, told, tuple(through), os.getpid())
         patches.install_voice(_side)
     else:
         _remove_orphans()
         root = real.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
-        _side = Overlay(str(rank), root, shared, ledger, [*through, root + "/"], _follow)
+        _side = Overlay(str(rank), root, shared, told, [*through, root + "/"], _follow)
         atexit.register(close)
         patches.install_overlay(_side)
     sys.meta_path.insert(0, outside.WithoutTensorFlow())
@@ -135,6 +135,11 @@ def patch_torch(torch: ModuleType) -> None:
 def redirect() -> outside.Redirect | None:
     """How a library that opens files by itself is handed the path that stands for the script's; None on one rank."""
     return outside.redirect_for(_side) if _side is not None else None
+
+
+def changes() -> int:
+    """Grows when this process makes a file, changes one that it has not changed before, or removes one."""
+    return ledger.written
 
 
 def _same_for_all(folders: list[str]) -> list[str]:

@@ -22,6 +22,8 @@ from typing import Any
 
 from oars.adapt.files import real
 
+written = 0  # records that this process has written: it grows with every file that is made, changed anew or removed
+
 
 class Ledger:
     """Lines of JSON in a file that only grows. ``grew()`` is cheap; ``read()`` gives what is new."""
@@ -35,6 +37,8 @@ class Ledger:
 
     def append(self, *records: Any) -> None:
         """Add a line for each record, visible to every reader when this returns."""
+        global written
+        written += len(records)
         # One write call on O_APPEND: lines of several processes never mix.
         data = "".join(["\n", *(json.dumps(record) + "\n" for record in records)]).encode()
         if real.write(self._fd, data) != len(data):

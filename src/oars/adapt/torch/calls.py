@@ -21,10 +21,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars.adapt import random
 from oars.adapt.torch import rows as rows_
+from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site, tiny
 from oars.adapt.torch.rows import BatchSize, Rows, whole
 from oars.engine.world import RankLost
@@ -112,7 +114,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
 def _changeable(module: nn.Module) -> list:
     """Buffers; of a Keras layer also what is not trained, which Keras keeps as parameters: moving averages, seeds."""
     frozen = [p for p in module.parameters() if not p.requires_grad] if hasattr(module, "_torch_params") else []
-    return [*module.buffers(), *frozen]
+    return [b for b in (*module.buffers(), *frozen) if not is_lazy(b)]
 
 
 def _put_back(buffers: list, before: list, counts: dict) -> None:
@@ -128,7 +130,8 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks:
         # C++ code and hooks on gradients know only whole tensors.
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
-        return _deeper(_call, self, args, kwargs)
+        out = _deeper(_call, self, args, kwargs)
+        return tree_map(_with_true_gradient, out) if self._backward_hooks or self._backward_pre_hooks else out
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
@@ -153,6 +156,10 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     if verdict.way == ROWS:
         args, kwargs = tree_unflatten([_as_rows(leaf, offsets) for leaf in leaves], spec)
     return _deeper(_eager, self, args, kwargs)
+
+
+def _with_true_gradient(x: Any) -> Any:
+    return wire.Alike.apply(x) if isinstance(x, torch.Tensor) and x.requires_grad and not ctx.plain else x
 
 
 def _batch(module: nn.Module, leaves: list) -> Offsets | None:

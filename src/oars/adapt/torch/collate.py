@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import numbers
+import pickle
+import random
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from oars.adapt import files
+from oars.adapt import random as random_
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows import Rows
 
 NOTHING = "oars: no rows on this rank"
+
+
+class Wrote(NamedTuple):
+    """A batch's own part whose samples wrote files when they were read (a cache, filled on first use)."""
+
+    data: Any
 
 
 class Cut(NamedTuple):
@@ -29,6 +42,7 @@ class Cut(NamedTuple):
     rows: int
     whole: bool  # fetch all of it, and see what collating makes of own samples alone
     era: int = 0  # for the ranks of which era it was cut
+    uncut: bool = False  # the fetcher got all indices, as on one process
 
     def mine(self) -> list:
         """Own samples' indices."""
@@ -38,22 +52,50 @@ class Cut(NamedTuple):
 def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
+    files_before = files.changes()
     samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
-    if not isinstance(samples, list) or len(samples) != len(cut.indices):  # whole batches already, as Keras's are
-        every = fetcher.collate_fn(samples)
-        return every, _compare(every, fetcher.collate_fn(many(cut.mine())), cut) if cut.rows else NOTHING
-    mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows])  # collating may change samples in place
+    by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
+    mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
+    own_generators = generators(fetcher.collate_fn)
+    before = _positions(own_generators)
     every = fetcher.collate_fn(samples)
-    return every, _compare(every, fetcher.collate_fn(mine), cut) if mine else NOTHING
+    if _positions(own_generators) != before or files.changes() != files_before:
+        return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
+    if not cut.rows:
+        return every, NOTHING
+    return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)
+
+
+def generators(x: Any, depth: int = 4) -> list:
+    """The random generators that a callable may draw from: in its closure, its globals, its object's attributes."""
+    if isinstance(x, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+        return [x]
+    if depth == 0 or isinstance(x, (types.ModuleType, type, torch.nn.Module)):
+        return []
+    if isinstance(x, functools.partial):
+        parts = [x.func, *x.args, *x.keywords.values()]
+    elif isinstance(x, types.MethodType):
+        parts = [x.__self__, x.__func__]
+    elif isinstance(x, types.FunctionType):
+        inner = [c for c in x.__code__.co_consts if isinstance(c, types.CodeType)]  # comprehensions, lambdas
+        parts = [x.__globals__.get(name) for code in (x.__code__, *inner) for name in code.co_names]
+        parts += [cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()]
+    else:
+        parts = [*getattr(x, "__dict__", {}).values(), vars(type(x)).get("__call__")]
+    return [g for part in parts for g in generators(part, depth - 1)]
+
+
+def _positions(own_generators: list) -> list[bytes]:
+    """Where the common streams and these generators stand."""
+    states = [g.get_state() if isinstance(g, torch.Generator) else g for g in own_generators]
+    return [random_.fingerprint(), *map(pickle.dumps, states)]
 
 
 def _compare(every: Any, some: Any, cut: Cut) -> Any:
     mine = slice(cut.first, cut.first + cut.rows)
     batch = len(cut.indices)
     if isinstance(every, (torch.Tensor, np.ndarray)):
-        if type(every) is not type(some) or every.ndim == 0:
-            return "same" if _equal(every, some) else None
-        if len(every) != batch or not _equal(every[mine], some):
+        if every.ndim == 0 or len(every) != batch or not _equal(every[mine], some):
             return None
         return "rows" if isinstance(every, torch.Tensor) else "array"
     if type(every) is not type(some):
@@ -62,7 +104,8 @@ def _compare(every: Any, some: Any, cut: Cut) -> Any:
         return "list" if _equal(list(every[mine]), list(some)) else None
     parts, others = children(every), children(some)
     if parts is None or others is None:
-        return "same" if _equal(every, some) else None
+        counted = isinstance(every, numbers.Number) and not isinstance(every, bool)  # of the next batch it may differ
+        return "same" if _equal(every, some) and not counted else None
     if len(parts) != len(others):
         return None
     specs = tuple(_compare(a, b, cut) for a, b in zip(parts, others, strict=True))
@@ -129,7 +172,9 @@ def alike(data: Any, spec: Any) -> bool:
 def _print(data: Any, spec: Any) -> Any:
     if isinstance(data, (torch.Tensor, np.ndarray)):
         return str(data.dtype), tuple(data.shape[1:]) if spec in ("rows", "array") else tuple(data.shape)
-    if spec == "list" or isinstance(spec, str):
+    if spec == "same" and isinstance(data, (bool, str, bytes)):
+        return data
+    if isinstance(spec, str):
         return type(data).__name__
     parts = children(data)
     return (type(data).__name__, *map(_print, parts, spec)) if parts is not None and len(parts) == len(spec) else None

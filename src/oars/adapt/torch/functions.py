@@ -3,6 +3,9 @@
 Neither goes through PyTorch's overrides. A custom function is tried out once: its forward and its backward run on Rows
 under watch, and if both work row by row it is applied to own rows from then on (a gradient reversal, a straight-through
 estimator), else to the whole batch. Transforms always work on the whole batch.
+
+Nor can rows be made of inference tensors, which do not tell when they are changed: inference mode only turns gradients
+off here.
 """
 
 from __future__ import annotations
@@ -42,8 +45,10 @@ class _Notes:
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
-    if not any(isinstance(a, Rows) for a in args):
+    if ctx.plain or cls.__module__.startswith("oars."):
         return _apply(cls, *args, **kwargs)
+    if not any(isinstance(a, Rows) for a in args):
+        return _alike(_apply)(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 
@@ -53,9 +58,12 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
     if key not in _by_row:
         _by_row[key] = _try_out(cls, args, lead.offsets)
     dims = _by_row[key]
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
+            rows_.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        return _apply(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
-    out = _apply(cls, *[_own(a, lead) for a in args], **kwargs)
+        return _alike(_apply)(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
+    out = _alike(_apply)(cls, *[_own(a, lead) for a in args], **kwargs)
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
@@ -109,6 +117,8 @@ def _on_whole(transform: Any) -> Any:
 
 
 def _alike(call: Any) -> Any:
+    """``call`` on plain tensors alone: modules in it are called as they are."""
+
     @functools.wraps(call)
     def alike(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(lambda a: whole(a, "torch.func") if isinstance(a, Rows) else a, (args, kwargs))
@@ -121,8 +131,19 @@ def _alike(call: Any) -> Any:
     return alike
 
 
+def _without_gradients(self: Any) -> None:
+    self._before = torch.is_grad_enabled()
+    torch.set_grad_enabled(not self.mode)
+
+
+def _as_before(self: Any, *_: object) -> None:
+    torch.set_grad_enabled(self._before)
+
+
 def install() -> None:
-    """Patch custom functions' apply and torch.func's transforms."""
+    """Patch custom functions' apply, torch.func's transforms and inference mode."""
+    torch.inference_mode.__enter__ = _without_gradients  # type: ignore[method-assign]
+    torch.inference_mode.__exit__ = _as_before  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     for name in ("grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"):
         setattr(torch.func, name, _on_whole(getattr(torch.func, name)))

@@ -104,6 +104,7 @@ class Gradients:
         if inputs is not None:
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             inputs = [i.local if isinstance(i, Rows) else i for i in inputs]
+        rows_.before_backward()
         before = hooks.before_backward()
         if not self.passes:
             self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}

@@ -2,7 +2,8 @@
 
 On a leaf, PyTorch would run a hook with this rank's part before it is accumulated. Here it runs when the exchange is
 done, on what this backward added (clamping in a hook is a common way to clip). On a result in between it runs in
-backward, on the mean over ranks for plain tensors and on own rows' true gradient for rows.
+backward, on the mean over ranks for plain tensors and on own rows' true gradient for rows. So is what ``retain_grad``
+keeps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import RULES, Rows
 
 _register_hook: Any = torch.Tensor.register_hook
+_retain_grad: Any = torch.Tensor.retain_grad
 _on_leaf: dict[int, tuple[torch.Tensor, list]] = {}
 
 
@@ -49,6 +51,13 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
     return _register_hook(self, lambda grad: hook(wire.Mean.apply(grad)))
 
 
+def retain_grad(self: torch.Tensor) -> None:
+    """Replaces ``Tensor.retain_grad``: of a plain result, a rank would keep its own part."""
+    if not (isinstance(self, Rows) or ctx.plain or self.is_leaf or self.retains_grad):
+        _register_hook(self, wire.Mean.apply)
+    _retain_grad(self)
+
+
 def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
     x, hook = args
     ctx.note("hooks")
@@ -80,6 +89,7 @@ def after_exchange(before: dict[int, Any]) -> None:
 
 
 def install() -> None:
-    """Patch Tensor.register_hook."""
+    """Patch Tensor.register_hook and Tensor.retain_grad."""
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    torch.Tensor.retain_grad = retain_grad  # type: ignore[assignment,method-assign]
     RULES["register_hook"] = _on_rows

@@ -4,7 +4,8 @@ The sampler runs on every rank alike; its batches of indices are cut as they lea
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
 batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
 mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
-iterable datasets and of ``batch_size=None``.
+a ``collate_fn`` that draws random numbers, of a dataset that writes files when it is read (a cache, filled on first
+use), of iterable datasets and of ``batch_size=None``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
+from oars.adapt import files
 from oars.adapt import random as random_
 from oars.adapt.torch import collate, lineage, rows
 from oars.adapt.torch.collate import Cut
@@ -48,11 +51,14 @@ def fetch(self: Any, index: Any) -> Any:
         return collate.probe(self, index)
     if not index.mine():
         return collate.NOTHING
+    before = files.changes()
     if get_worker_info() is not None:
         _seed_worker()
-        return _fetch(self, index.mine())
-    with _private:
-        return _fetch(self, index.mine())
+        data = _fetch(self, index.mine())
+    else:
+        with _private:
+            data = _fetch(self, index.mine())
+    return data if files.changes() == before else collate.Wrote(data)
 
 
 def _seed_worker() -> None:
@@ -78,6 +84,7 @@ class Key:
 
     def __init__(self, loader: DataLoader) -> None:
         self.drop_last = loader.drop_last
+        self.wrote = False  # whether own samples wrote files when they were read
 
 
 def iter_init(self: Any, loader: DataLoader) -> None:
@@ -107,8 +114,9 @@ def next_index(self: Any) -> Any:
     if ctx.plan.get("batch") == "keep":
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era))
-    return indices if way == WHOLE or on_every_rank(len(indices)) else cut
+    uncut = way == WHOLE or on_every_rank(len(indices))
+    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    return indices if uncut else cut
 
 
 def on_every_rank(rows: int) -> bool:
@@ -125,18 +133,26 @@ def _several(self: Any, first: list) -> tuple[list, tuple]:
     return [i for p in parts for i in p], tuple(sum(sizes[:r]) for r in range(ctx.size + 1))
 
 
+def _in_a_thread() -> bool:
+    """Whether a thread of the script's reads ahead: it must send no messages, for they would meet others than its own,
+    nor swap the random streams, from which the script may draw meanwhile. So it reads whole batches."""
+    return threading.current_thread() is not threading.main_thread()
+
+
 def _by_number(iterator: Any) -> bool:
     return iterator._dataset_kind == dataloader_._DatasetKind.Map and iterator._auto_collation
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
+    if _in_a_thread():
+        return WHOLE, None
     way = _ways.get(iterator._oars_loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
-    data = _plain["__next__"](self)
+    data = _read(self, _plain["__next__"](self))
     rows.recent.clear()
     cut = self._oars_queue.popleft()
     while cut is not None:
@@ -144,7 +160,7 @@ def iter_next(self: Any) -> Any:
             return _whole_batch(self, data, cut)
         except RankLost:
             lineage.renew()
-            data, cut = _for_the_living(self, cut)
+            data, cut = _for_the_living(self, data, cut)
     if cut is None:
         ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "
                           "every rank; computing is still split")
@@ -152,21 +168,30 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _for_the_living(self: Any, cut: Cut) -> tuple[Any, Cut]:
-    """A batch that was cut, and perhaps read, before a rank was lost: cut and read it for those that are left."""
+def _read(self: Any, data: Any) -> Any:
+    """What a fetcher gave."""
+    if not isinstance(data, collate.Wrote):
+        return data
+    self._oars_loader.wrote = True
+    return data.data
+
+
+def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
+    """A batch that was cut, and perhaps read, before a rank was lost: cut it for those that are left, and read what
+    of it is not here. Who has it whole reads nothing again: that would draw its random numbers twice."""
     offsets = offsets_of(len(cut.indices))
     # New ranks know nothing of what collating does: all look again (see ``forget``).
     whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in _DEFAULT)
-    cut = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
-    fetcher = _fetcher(self)
-    plain = _way(self)[0] == WHOLE or on_every_rank(len(cut.indices))
-    return (_fetch(fetcher, cut.indices) if plain and not cut.whole else fetch(fetcher, cut)), cut
+    anew = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
+    if cut.whole or (not whole and (_way(self)[0] == WHOLE or on_every_rank(len(cut.indices)))):
+        return data, anew._replace(uncut=cut.uncut)
+    return _read(self, fetch(_fetcher(self), anew)), anew
 
 
 def _whole_batch(self: Any, data: Any, cut: Cut) -> Any:
     """The global batch from this rank's part of it."""
     if cut.era != ctx.era:
-        data, cut = _for_the_living(self, cut)
+        data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
     iteration, batches = self._oars_place
@@ -194,6 +219,7 @@ class _Again:
         offsets = offsets_of(len(self.indices))
         cut = Cut(self.indices, offsets, *own(offsets), False, ctx.era)
         data = fetch(self.fetcher, cut)
+        data = data.data if isinstance(data, collate.Wrote) else data
         if len(self.indices) < ctx.size:
             data = collate.with_template(data, collate.default_spec(data) if self.default else self.spec)
         return collate.rows_in(collate.to_batch(data, collate.default_spec(data) if self.default else self.spec, cut))
@@ -203,10 +229,17 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return _probed(self, every, spec, cut)
-    if way == WHOLE or on_every_rank(len(cut.indices)):
-        return data if not isinstance(data, str) and len(cut.indices) == collate.length(data) else _refetch(self, cut)
+        return every if _in_a_thread() else _probed(self, every, spec, cut)
+    if cut.uncut:
+        return data
+    if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
+        return _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
+    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
+        if any(ctx.world.allgather(self._oars_loader.wrote)):
+            _not_in_parts(self._oars_loader, self._dataset)
+            return _refetch(self, cut)
+        _ways[self._oars_loader] = (BY_ROW, None)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
@@ -221,7 +254,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
-    if _way(self)[0] == WHOLE:
+    if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
     _ways[self._oars_loader] = (BY_ROW, specs[0])
     return collate.to_batch(every, specs[0], cut)
@@ -230,9 +263,15 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     _ways[self._oars_loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
-    ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts or mixes): every rank reads them whole; "
-                      "computing is still split")
+    ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
+                      "whole; computing is still split")
     return every
+
+
+def _not_in_parts(loader: Key, dataset: Any) -> None:
+    _ways[loader] = (WHOLE, None)
+    ctx.record.notice(f"{type(dataset).__name__} writes files when samples are read: every rank reads whole batches, "
+                      "so that all of them are written; computing is still split")
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
@@ -248,17 +287,26 @@ def _fetcher(self: Any) -> Any:
 
 
 def loader_iter(self: DataLoader) -> Any:
-    """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree."""
+    """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree, and whether
+    samples wrote files."""
+    key = vars(self).setdefault("_oars_key", Key(self))
+    if _in_a_thread():
+        ctx.record.notice("a loader that another thread reads ahead is read whole by every rank; computing is still "
+                          "split")
+        return _iter(self)
+    wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
-            prints = ctx.world.allgather(random_.fingerprint())
+            told = ctx.world.allgather((random_.fingerprint(), wrote))
             break
         except RankLost:
             lineage.renew()
-    if any(p != prints[0] for p in prints):
+    if any(stream != told[0][0] for stream, _ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
+    if any(wrote for _, wrote in told):
+        _not_in_parts(key, self.dataset)
     return _iter(self)
 
 

@@ -335,6 +335,28 @@ _SAME = {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout", "is
          "_grad_fn", "volatile", "grad_dtype", "_post_accumulate_grad_hooks"}
 
 
+_looked_at: WeakIdKeyDictionary = WeakIdKeyDictionary()  # own rows -> their gradient, made the true one, and by what
+
+
+def _true_grad(local: torch.Tensor) -> torch.Tensor:
+    """The gradient of own rows, itself and no copy: the script may change it (``x.grad.zero_()``)."""
+    grad: Any = local.grad
+    if grad.requires_grad:
+        return grad / ctx.size
+    if _looked_at.get(local, (None,))[0] is not grad:
+        grad.detach().div_(ctx.size)
+        _looked_at[local] = grad, ctx.size
+    return grad
+
+
+def before_backward() -> None:
+    """What adds to the gradients of rows adds N times their own (see wire.py)."""
+    for local, (grad, size) in _looked_at.items():
+        if local.grad is grad:
+            grad.detach().mul_(size)
+    _looked_at.clear()
+
+
 def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
     """``x.name`` and ``x.name = value`` of rows."""
     x = args[0]
@@ -346,7 +368,10 @@ def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
             else:
                 x.local.data = cut(value, x.offsets, x.dim_)
         elif name == "grad":
-            x.local.grad = None if value is None else value.local * ctx.size
+            part = value.local if isinstance(value, Rows) else value
+            if part is value is not None:
+                part = cut(value, x.offsets, x.dim_)
+            x.local.grad = None if part is None else part * ctx.size
         elif name in _SAME:
             func(x.local, value)
         else:
@@ -361,7 +386,7 @@ def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
     if name == "nbytes":
         return x.numel() * x.local.element_size()
     if name in ("grad", "_grad"):
-        return None if x.local.grad is None else Rows(x.local.grad / ctx.size, x.offsets, x.dim_)
+        return None if x.local.grad is None else Rows(_true_grad(x.local), x.offsets, x.dim_)
     if name in ("data", "real", "imag"):
         return Rows(func(x.local), x.offsets, x.dim_)
     if name == "T" and x.local.dim() == 2 or name in ("mT", "mH", "H"):

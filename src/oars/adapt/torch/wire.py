@@ -91,6 +91,18 @@ class Mean(torch.autograd.Function):
         return Mean.apply(grad)
 
 
+class Alike(torch.autograd.Function):
+    """What all ranks hold alike, as it is; backward gives every rank the true gradient, for hooks that look at it."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return Mean.apply(grad)
+
+
 class Gather(torch.autograd.Function):
     """Rows become the whole tensor on every rank; backward sums over ranks and keeps own rows."""
 
@@ -105,4 +117,4 @@ class Gather(torch.autograd.Function):
 
 
 # The graph nodes that these leave behind.
-ACROSS = tuple(f._backward_cls for f in (Sum, Mean, Gather))  # type: ignore[attr-defined]
+ACROSS = tuple(f._backward_cls for f in (Sum, Mean, Alike, Gather))  # type: ignore[attr-defined]
