@@ -53,7 +53,9 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
 
 def retain_grad(self: torch.Tensor) -> None:
     """Replaces ``Tensor.retain_grad``: of a plain result, a rank would keep its own part."""
-    if not (isinstance(self, Rows) or ctx.plain or self.is_leaf or self.retains_grad):
+    if isinstance(self, Rows):
+        self = self.local
+    elif not (ctx.plain or self.is_leaf or self.retains_grad):
         _register_hook(self, wire.Mean.apply)
     _retain_grad(self)
 
