@@ -138,8 +138,8 @@ def redirect() -> outside.Redirect | None:
 
 
 def changes() -> int:
-    """Grows when this process makes a file, changes one that it has not changed before, or removes one."""
-    return ledger.written
+    """Grows when this thread makes a file, changes one that it has not changed before, or removes one."""
+    return ledger.written()
 
 
 def _same_for_all(folders: list[str]) -> list[str]:

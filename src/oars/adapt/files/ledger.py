@@ -22,7 +22,12 @@ from typing import Any
 
 from oars.adapt.files import real
 
-written = 0  # records that this process has written: it grows with every file that is made, changed anew or removed
+_here = threading.local()
+
+
+def written() -> int:
+    """The records that this thread has written: grows with every file it makes, changes anew or removes."""
+    return getattr(_here, "written", 0)
 
 
 class Ledger:
@@ -37,8 +42,7 @@ class Ledger:
 
     def append(self, *records: Any) -> None:
         """Add a line for each record, visible to every reader when this returns."""
-        global written
-        written += len(records)
+        _here.written = written() + len(records)
         # One write call on O_APPEND: lines of several processes never mix.
         data = "".join(["\n", *(json.dumps(record) + "\n" for record in records)]).encode()
         if real.write(self._fd, data) != len(data):
