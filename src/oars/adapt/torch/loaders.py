@@ -4,7 +4,7 @@ The sampler runs on every rank alike; its batches of indices are cut as they lea
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
 batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
 mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
-iterable datasets and of ``batch_size=None``.
+iterable datasets and of ``batch_size=None``, and what is read in a thread.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -83,9 +84,20 @@ class Key:
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
     self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
+    self._oars_apart = _apart(loader)
     ctx.iterations += 1
     self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)
+
+
+def _apart(loader: DataLoader) -> bool:
+    """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
+    would be chance. Every rank then reads all of it."""
+    return "_oars_apart" in vars(loader) or _in_thread()
+
+
+def _in_thread() -> bool:
+    return threading.current_thread() is not threading.main_thread()
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
@@ -99,6 +111,10 @@ def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
+    if not self._oars_queue and _in_thread():  # the iterator was made before
+        self._oars_apart = True
+    if self._oars_apart:
+        return _plain["_next_index"](self)
     if not _by_number(self):
         self._oars_queue.append(None)
         return _plain["_next_index"](self)
@@ -137,6 +153,9 @@ def _way(iterator: Any) -> tuple[str, Any]:
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     data = _plain["__next__"](self)
+    if self._oars_apart:
+        ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
+        return data
     rows.recent.clear()
     cut = self._oars_queue.popleft()
     while cut is not None:
@@ -249,6 +268,8 @@ def _fetcher(self: Any) -> Any:
 
 def loader_iter(self: DataLoader) -> Any:
     """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree."""
+    if _apart(self):
+        return _iter(self)
     while True:
         try:
             prints = ctx.world.allgather(random_.fingerprint())
