@@ -20,16 +20,15 @@ from compare import files_differ, lines_differ  # noqa: E402
 from test_contract import Run, oars  # noqa: E402
 
 TF1 = HERE.parent.parent / "examples" / "tf1"
-# A backend's scenes share a process, for most of the time goes into importing it. On torch those of fits are cheap: it
-# plays all of them. make test-keras plays all scenes on all backends, on 2 and 3 ranks.
-CASES = [
-    ("tensorflow", "loops_tensorflow", 3,
-     "arrays small_batches weights_of_samples_and_classes losses_of_ones_own dropout batchnorm tensorboard eager_loop "
-     "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras"),
-    ("jax", "loops_jax", 2,
-     "small_batches summed_loss_and_penalties batchnorm dropout callbacks sampler stateless_loop updates_by_hand"),
-    ("torch", "fits", 2, ""),
-]
+BACKENDS = {"tensorflow": "loops_tensorflow", "jax": "loops_jax", "torch": "loops_torch"}  # their scenes
+# A backend's scenes share a process: most of the time goes into importing it and compiling. On torch they are cheap:
+# all are played. make test-keras plays all scenes on all backends.
+SCENES = {
+    "tensorflow": "arrays small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
+                  "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras",
+    "jax": "small_batches batchnorm dropout callbacks sampler train_step stateless_loop updates_by_hand",
+    "torch": "",
+}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
 # Their bytes hold the last digits of every weight; the scripts load them and tell.
 LOADED = {".h5", ".keras", ".data-00000-of-00001", ".index"}
@@ -39,13 +38,14 @@ def _lines(run: Run) -> list[str]:
     return [re.sub(r" - \d+[mu]?s - \d+[mu]?s/step", "", line) for line in run.out]
 
 
-def unlike(backend: str, script: str, n: int, scenes: list[str], folder: Path) -> str:
-    """Play these scenes (none: all) on one process and on n ranks; what is not the same, or an empty string."""
-    command = [str(HERE / "scripts" / f"{script}.py"), *scenes]
-    one = Run([sys.executable, *command], folder / "one", KERAS_BACKEND=backend, **QUIET)
-    if one.code:
-        return f"the script itself fails:\n{one}"
-    many = Run([*oars(n), *command], folder / "ranks", KERAS_BACKEND=backend, **QUIET)
+def played(backend: str, n: int, scenes: list[str], folder: Path) -> Run:
+    """Play these scenes (none: all) on n ranks; 0 is plain python."""
+    command = [*(oars(n) if n else [sys.executable]), str(HERE / "scripts" / f"{BACKENDS[backend]}.py"), *scenes]
+    return Run(command, folder, KERAS_BACKEND=backend, XLA_FLAGS="--xla_backend_optimization_level=0", **QUIET)
+
+
+def unlike(one: Run, many: Run) -> str:
+    """What is not the same, or an empty string."""
     if many.code:
         return str(many)
     for file in [p for run in (one, many) for p in run.folder.rglob("*") if p.suffix in LOADED]:
@@ -55,9 +55,24 @@ def unlike(backend: str, script: str, n: int, scenes: list[str], folder: Path) -
     return told or ("" if len(digests) == 1 else "weights are not equal, to the bit, on all ranks")
 
 
-@pytest.mark.parametrize(("backend", "script", "n", "scenes"), CASES, ids=[" ".join(map(str, c[:3])) for c in CASES])
-def test_ranks_do_what_one_process_does(backend, script, n, scenes, tmp_path):
-    assert unlike(backend, script, n, scenes.split(), tmp_path) == ""
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """A backend's scenes by plain ``python``; once for all numbers of ranks."""
+    runs: dict[str, Run] = {}
+
+    def get(backend: str) -> Run:
+        if backend not in runs:
+            runs[backend] = played(backend, 0, SCENES[backend].split(), tmp_path_factory.mktemp(backend) / "one")
+            assert runs[backend].code == 0, f"the script itself fails:\n{runs[backend]}"
+        return runs[backend]
+
+    return get
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
+    assert unlike(one_process(backend), played(backend, n, SCENES[backend].split(), tmp_path / "ranks")) == ""
 
 
 DEATHS = {  # on one rank more than die: in fit, or in the loop behind it

@@ -1,6 +1,8 @@
 """Loaders in the main process: every way of choosing which samples make a batch."""
 
 import itertools
+import queue
+import threading
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +48,22 @@ def drop_last():
     loader = DataLoader(samples, batch_size=12, shuffle=True, drop_last=True)
     print(len(loader))
     fit(loader)
+
+
+def ahead(batches, of_the_thread):
+    """Batches from a thread that reads beside the training; it makes the iterator itself, or is given one."""
+    read = queue.Queue(2)
+    source = batches if of_the_thread else iter(batches)
+    threading.Thread(target=lambda: [read.put(batch) for batch in source] + [read.put(None)], daemon=True).start()
+    return iter(read.get, None)
+
+
+@scene
+def read_in_a_thread():
+    model = mlp()
+    for of_the_thread in (True, False):
+        g = torch.Generator().manual_seed(3)
+        fit(ahead(DataLoader(Rows(), batch_size=12, shuffle=True, generator=g), of_the_thread), model)
 
 
 @scene

@@ -138,11 +138,30 @@ def py_dataset():
 
 
 @scene
+def other_data():
+    """Tensors of the backend; and what the other frameworks read by, which Keras takes on every backend."""
+    import tensorflow as tf
+    import torch
+
+    x, y = table()
+    model = compiled(mlp())
+    train(model, ops.convert_to_tensor(x), ops.convert_to_tensor(y), batch_size=16, epochs=1)
+    train(model, tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=1).batch(16), epochs=1)
+    pairs = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    stream = torch.Generator().manual_seed(1)  # torch's own Keras seeds only on its backend
+    loader = torch.utils.data.DataLoader(pairs, batch_size=16, shuffle=True, generator=stream)
+    train(model, loader, validation_data=torch.utils.data.DataLoader(pairs, batch_size=20), epochs=2)
+
+
+@scene
 def generator():
+    # On TensorFlow Keras takes batches ahead, in a thread: how many more than it uses is chance, in one process too.
+    draw = np.random.RandomState(1) if keras.backend.backend() == "tensorflow" else np.random
+
     def endless():
         x, y = table(64)
         while True:
-            at = np.random.permutation(64)[:10]
+            at = draw.permutation(64)[:10]
             yield x[at], y[at]
 
     train(compiled(mlp()), endless(), steps_per_epoch=4, epochs=3, initial_epoch=1)
@@ -173,7 +192,8 @@ def callbacks():
     steering = [Watch(), keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.05),
                 keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.1),
                 keras.callbacks.ModelCheckpoint("best.weights.h5", save_weights_only=True),
-                keras.callbacks.CSVLogger("log.csv")]
+                keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+                keras.callbacks.BackupAndRestore("backup"), keras.callbacks.CSVLogger("log.csv")]
     train(model, x, y, epochs=6, callbacks=steering)
     model.load_weights("best.weights.h5")
     tell("loaded", model.get_weights()[0])
@@ -196,6 +216,12 @@ def mixed_precision():
         keras.mixed_precision.set_dtype_policy("float32")
     history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history
     print("losses", [round(v, 2) for v in history["loss"]])
+
+
+@scene
+def compiled_by_xla():
+    x, y = table()
+    train(compiled(mlp(), jit_compile=keras.backend.backend() != "torch"), x, y)  # torch: by Inductor, in minutes
 
 
 @scene

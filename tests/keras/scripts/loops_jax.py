@@ -7,7 +7,7 @@ import keras  # isort: skip
 import fits  # noqa: F401 (its scenes can be played here too)
 import numpy as np
 from keras import layers
-from scenes import mlp, play, scene, table, tell
+from scenes import mlp, play, scene, table, tell, train
 
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -92,6 +92,37 @@ def compute_loss():
     tell("history", model.fit(*table(), batch_size=16, epochs=2, verbose=0).history)
     for w in model.get_weights():
         tell("weights", w)
+
+
+class Steps(keras.Model):
+    """A train_step of its own, in which all state is handed around."""
+
+    def losses_of(self, trainable, others, x, y, training=False):
+        out, others = self.stateless_call(trainable, others, x, training=training)
+        return self.compute_loss(x, y, out), (out, others)
+
+    def train_step(self, state, data):
+        trainable, others, slots, metrics = state
+        x, y = data
+        both = value_and_grad(self.losses_of, has_aux=True)
+        (loss, (out, others)), grads = both(trainable, others, x, y, training=True)
+        trainable, slots = self.optimizer.stateless_apply(slots, grads, trainable)
+        logs, kept = {}, []
+        for metric in self.metrics:
+            its = metrics[len(kept):len(kept) + len(metric.variables)]
+            told = (loss,) if metric.name == "loss" else (y, out)
+            its = metric.stateless_update_state(its, *told)
+            logs[metric.name] = metric.stateless_result(its)
+            kept += its
+        return logs, (trainable, others, slots, kept)
+
+
+@scene
+def train_step():
+    inputs = layers.Input((6,))
+    model = Steps(inputs, layers.Dense(3)(layers.Dropout(0.2)(layers.Dense(8, "relu")(inputs))))
+    model.compile(keras.optimizers.Adam(0.01), loss_of, metrics=["accuracy"])
+    train(model, *table())
 
 
 if __name__ == "__main__":

@@ -66,10 +66,8 @@ def keep(*models):
 
 def train(model, *data, **options):
     """Fit, tell the history, keep the weights."""
-    given = {"batch_size": 16, "epochs": 2, "verbose": 0, **options}
-    if not isinstance(data[0], (np.ndarray, list, dict)):
-        del given["batch_size"]
-    history = model.fit(*data, **given)
+    rows = {"batch_size": 16} if isinstance(data[0], (np.ndarray, list, dict)) else {}
+    history = model.fit(*data, **{**rows, "epochs": 2, "verbose": 0, **options})
     tell("history", history.history)
     keep(model)
     return history

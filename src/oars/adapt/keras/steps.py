@@ -135,6 +135,7 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
         return _of_batches(self, _by_kind(self, step, make(self, step)))
 
     trainer._make_function = make_function
+    _loaders_apart()
     optimizer = keras.optimizers.Optimizer
     plain_apply = optimizer.apply
 
@@ -147,6 +148,20 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
             return plain_apply(self, grads, trainable_variables)
 
     optimizer.apply = apply
+
+
+def _loaders_apart() -> None:
+    """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
+    from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+
+    plain = TorchDataLoaderAdapter.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, dataloader: Any) -> None:
+        dataloader._oars_apart = True
+        plain(self, dataloader)
+
+    TorchDataLoaderAdapter.__init__ = init
 
 
 def _by_kind(model: Any, step: Any, plain: Any) -> Any:

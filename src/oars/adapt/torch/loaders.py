@@ -5,7 +5,7 @@ in a worker). What a custom ``collate_fn`` makes of some samples must be the row
 batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
 mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
 a ``collate_fn`` that draws random numbers, of a dataset that writes files when it is read (a cache, filled on first
-use), of iterable datasets and of ``batch_size=None``.
+use), of iterable datasets and of ``batch_size=None``, and what is read in a thread.
 """
 
 from __future__ import annotations
@@ -90,9 +90,22 @@ class Key:
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
     self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
+    self._oars_apart = _apart(loader)
     ctx.iterations += 1
     self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)
+
+
+def _apart(loader: DataLoader) -> bool:
+    """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
+    would be chance. Every rank then reads all of it."""
+    return "_oars_apart" in vars(loader) or _in_thread()
+
+
+def _in_thread() -> bool:
+    """Whether a thread of the script's reads: it must send no messages, for they would meet others than its own, nor
+    swap the random streams, from which the script may draw meanwhile."""
+    return threading.current_thread() is not threading.main_thread()
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
@@ -106,6 +119,10 @@ def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
+    if not self._oars_queue and _in_thread():  # the iterator was made before
+        self._oars_apart = True
+    if self._oars_apart:
+        return _plain["_next_index"](self)
     if not _by_number(self):
         self._oars_queue.append(None)
         return _plain["_next_index"](self)
@@ -133,18 +150,12 @@ def _several(self: Any, first: list) -> tuple[list, tuple]:
     return [i for p in parts for i in p], tuple(sum(sizes[:r]) for r in range(ctx.size + 1))
 
 
-def _in_a_thread() -> bool:
-    """Whether a thread of the script's reads ahead: it must send no messages, for they would meet others than its own,
-    nor swap the random streams, from which the script may draw meanwhile. So it reads whole batches."""
-    return threading.current_thread() is not threading.main_thread()
-
-
 def _by_number(iterator: Any) -> bool:
     return iterator._dataset_kind == dataloader_._DatasetKind.Map and iterator._auto_collation
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
-    if _in_a_thread():
+    if _in_thread():
         return WHOLE, None
     way = _ways.get(iterator._oars_loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
@@ -153,6 +164,9 @@ def _way(iterator: Any) -> tuple[str, Any]:
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     data = _read(self, _plain["__next__"](self))
+    if self._oars_apart:
+        ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
+        return data
     rows.recent.clear()
     cut = self._oars_queue.popleft()
     while cut is not None:
@@ -229,7 +243,7 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return every if _in_a_thread() else _probed(self, every, spec, cut)
+        return every if _in_thread() else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
@@ -289,11 +303,9 @@ def _fetcher(self: Any) -> Any:
 def loader_iter(self: DataLoader) -> Any:
     """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree, and whether
     samples wrote files."""
-    key = vars(self).setdefault("_oars_key", Key(self))
-    if _in_a_thread():
-        ctx.record.notice("a loader that another thread reads ahead is read whole by every rank; computing is still "
-                          "split")
+    if _apart(self):
         return _iter(self)
+    key = vars(self).setdefault("_oars_key", Key(self))
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
