@@ -172,7 +172,7 @@ def _next_index(inner: Any) -> Any:
 def _nexting(inner: Any) -> Any:
     def next_(self: Any) -> Any:
         global last_batch
-        if tape.busy:
+        if tape.busy or threading.current_thread() is not threading.main_thread():  # a thread reads ahead of the script
             return inner(self)
         boundary("b")
         last_batch = None
