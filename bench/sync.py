@@ -5,6 +5,7 @@
     python bench/sync.py cost --upto 8           # the exchange's time in a step, on 2, 4 and 8 ranks
     python bench/sync.py servers --upto 8        # samples a second by workers and servers, up to 8 ranks in all
     python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs, on 4 and 8 ranks
+    python bench/sync.py moved                   # how far the weights move in all, where that is known beforehand
     python bench/sync.py wires                   # bytes that the first rank gives MPI to send, and the accuracy
 
 The straggler is real: a process beside the run stops its last rank, or the last that trains, for three quarters of
@@ -14,6 +15,7 @@ trainings that are only to be compared by their accuracy run side by side, as ma
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -28,7 +30,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "sync_train.py"
 NETS = ("cnn", "resnet")
 MODES = {
     "allreduce": [],
@@ -78,14 +79,15 @@ class Failed(Exception):
 class Trained:
     """A finished training on so many ranks, servers not counted, and what its run folder tells."""
 
-    def __init__(self, ranks, options, *words, servers=1, slowed=False):
+    def __init__(self, ranks, options, *words, script="sync_train.py", servers=1, slowed=False):
         servers *= "server" in options
         source = os.pathsep.join(p for p in (str(HERE.parent / "src"), os.environ.get("PYTHONPATH")) if p)
         env = {**os.environ, "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder, "oars-runs", "it")
             command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks + servers),
-                       *options, *(["--servers", str(servers)] if servers else []), str(SCRIPT), *map(str, words)]
+                       *options, *(["--servers", str(servers)] if servers else []), str(HERE / script),
+                       *map(str, words)]
             process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True)
             try:
@@ -96,6 +98,7 @@ class Trained:
                 out, err = process.communicate()
             if process.returncode:
                 raise Failed(f"{' '.join(command)}\n{out[-500:]}{err[-2000:]}")
+            self.out = out
             self.accuracies = [float(found) for found in re.findall(r"^\w+ seed \d+ accuracy ([\d.]+)", out, re.M)]
             self.summary = json.loads((run / "summary.json").read_text())
             self.steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -186,6 +189,21 @@ def accuracy(args):
         print(f"{net:<8}{ranks} ranks  {name:<26}{change:>+7.2f}", flush=True)
 
 
+def moved(args):
+    """How far from one process's the weights end where gradients do not depend on them, in parts of its way."""
+    def read(out):
+        return [[float(word) for word in line.split()] for line in out.splitlines()]
+
+    print("\na loss that is linear in the weights, 4 ranks: off one process's way, without momentum, with one of 0.9")
+    alone = read(subprocess.check_output([sys.executable, HERE / "linear.py"], text=True))
+    for name, options in (MODES | OTHERS).items():
+        if "nesterov" in options:  # goes further on purpose
+            continue
+        told = read(Trained(4, options, script="linear.py").out)
+        off = [math.dist(a, b) / math.hypot(*b) for a, b in zip(told, alone, strict=True)]
+        print(f"{name:<26}" + "".join(f"{100 * part:>8.2f} %" for part in off), flush=True)
+
+
 def wires(args):
     """Bytes given to MPI and accuracy, for each wire."""
     print("\nwires on 2 ranks: MB sent by the first, accuracy; between hosts fp32 would send the gradients too")
@@ -195,7 +213,8 @@ def wires(args):
             print(f"{name:<16}{wire:<12}{told.summary['sent_bytes'] / 1e6:>9.2f}{told.accuracies[0]:>8.2f}", flush=True)
 
 
-PARTS = {"straggler": straggler, "cost": cost, "servers": servers, "accuracy": accuracy, "wires": wires}
+PARTS = {"straggler": straggler, "cost": cost, "servers": servers, "accuracy": accuracy, "moved": moved,
+         "wires": wires}
 
 
 def main():
