@@ -48,7 +48,7 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if ctx.plain or cls.__module__.startswith("oars."):
         return _apply(cls, *args, **kwargs)
     if not any(isinstance(a, Rows) for a in args):
-        return _alike(_apply)(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
+        return _apply_alike(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 
@@ -62,8 +62,8 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
             rows_.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        return _alike(_apply)(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
-    out = _alike(_apply)(cls, *[_own(a, lead) for a in args], **kwargs)
+        return _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
+    out = _apply_alike(cls, *[_own(a, lead) for a in args], **kwargs)
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
@@ -129,6 +129,9 @@ def _alike(call: Any) -> Any:
             ctx.plain = before
 
     return alike
+
+
+_apply_alike = _alike(_apply)
 
 
 def _without_gradients(self: Any) -> None:

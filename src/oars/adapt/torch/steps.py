@@ -20,7 +20,7 @@ from oars.adapt.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 
 _params: list[torch.Tensor] = []
-_of_a_batch: list[type] = []  # latents, found for each batch anew: own rows, whose gradients are not exchanged
+_of_a_batch: tuple[type, ...] = ()  # latents, found for each batch anew: own rows, whose gradients are not exchanged
 _loss: Any = None
 _norm_at = 0.0  # when the gradients' norm may be taken next, by this thread's processor time
 _norm_from = 0.0  # and by the clock on the wall, which is cheaper to ask: not before this
@@ -30,6 +30,7 @@ _grad_slot: Any = torch._C.TensorBase.grad  # past who watches for reads of grad
 
 def install(torch_: Any, gradients: Any) -> None:
     """Hook into every optimizer; on one rank also into backward and loaders, only to count."""
+    global _of_a_batch
     from torch.optim.optimizer import (
         Optimizer,
         register_optimizer_step_post_hook,
@@ -61,14 +62,14 @@ def install(torch_: Any, gradients: Any) -> None:
     if gradients is not None:
         from oars.adapt.torch.rows import Rows
 
-        _of_a_batch.append(Rows)
+        _of_a_batch = (Rows,)
 
     def add_param_group(self: Any, group: dict) -> None:
         add(self, group)
         if "lr" in self.param_groups[-1]:
             self.param_groups[-1]["lr"] = _scaled_lr(self.param_groups[-1]["lr"])
         for p in self.param_groups[-1]["params"]:
-            if isinstance(p, tuple(_of_a_batch)):
+            if isinstance(p, _of_a_batch):
                 continue
             if not any(p is q for q in _params):
                 _params.append(p)
@@ -130,7 +131,7 @@ def _norm(optimizer: Any) -> Any:
         _norm_from = perf_counter() + _norm_at - began
         return None
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    grads = [_grad_slot.__get__(p) for p in params if not isinstance(p, tuple(_of_a_batch))]
+    grads = [_grad_slot.__get__(p) for p in params if not isinstance(p, _of_a_batch)]
     grads = [g for g in grads if g is not None and g.layout is torch.strided and g.numel()]
     if not grads:
         return None
