@@ -14,7 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from oars.run.screen import closing_lines, status_text
+from oars.run.screen import Screen, closing_lines, status_text
 
 SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]),
@@ -119,3 +119,13 @@ def test_the_closing_line_tells_what_the_run_was(tmp_path):
     (tmp_path / "summary.json").unlink()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "samples_per_s": null, "time": 3}\n')
     assert closing_lines(tmp_path, {"ranks": 1}, 137) == [f"1 rank, 1 step, exit code 137, {tmp_path}"]
+
+
+def test_what_mpi_says_of_a_death_is_not_shown(tmp_path, capfd):
+    shout = ["An error occurred in Socket closed", "reported by process [2156658689,0]", "on a NULL communicator",
+             "   and MPI will try to terminate your MPI job as well)"]
+    lines = ["before", *(f"[n1:00000] *** {line}" for line in shout), "[INFO:3] *** mine ***"[5:], "after"]
+    (tmp_path / "rank-0.err").write_text("".join(line + "\n" for line in lines))
+    screen = Screen(tmp_path, show=True, quiet=True, one_stream=False)
+    screen.update(to_the_end=True)
+    assert capfd.readouterr().err.splitlines() == ["before", ":3] *** mine ***", "after"]

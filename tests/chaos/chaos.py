@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -191,17 +192,17 @@ def main():
     seeds = [args.seed] if args.seed is not None else range(args.first, args.first + args.runs)
     failed = []
     for seed in seeds:
-        voyage = Voyage.drawn(seed)
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            wrong = wrong_with(voyage, folder)
-            if wrong:
-                failed.append(seed)
-                print(f"seed {seed}: {voyage}\n  {wrong}", flush=True)
-            elif args.seed is not None:
-                print(f"{voyage}\nsurvived in {time.monotonic() - began:.1f} s")
-            else:
-                print(".", end="", flush=True)
+        voyage, folder = Voyage.drawn(seed), tempfile.mkdtemp(prefix="chaos-")
+        began = time.monotonic()
+        if wrong := wrong_with(voyage, folder):
+            failed.append(seed)
+            print(f"seed {seed}: {voyage}\n  {wrong}\n  kept in {folder}", flush=True)
+            continue
+        shutil.rmtree(folder)
+        if args.seed is not None:
+            print(f"{voyage}\nsurvived in {time.monotonic() - began:.1f} s")
+        else:
+            print(".", end="", flush=True)
     print(f"\n{len(seeds) - len(failed)} survived, {len(failed)} not" + (f": seeds {failed}" if failed else ""))
     return 1 if failed else 0
 

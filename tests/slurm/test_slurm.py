@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,15 @@ class Cluster:
         done = subprocess.run([HERE / "two_nodes.sh", verb, self.folder, *more], capture_output=True, text=True,
                               timeout=60)
         assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def without(self, node: str) -> Iterator[None]:
+        """Cut a node's power; it comes back for the next test, however this one ends."""
+        self.tool("kill", node)
+        try:
+            yield
+        finally:
+            self.tool("start")
 
     def batch(self, folder: Path, *args: str, each: int = 2, **env: str) -> None:
         """Submit a job with ``each`` ranks on both nodes that is ``oars run --name it`` with these arguments."""
@@ -190,13 +201,12 @@ def test_without_fault_tolerance_a_dead_node_stops_the_run_and_a_snapshot_is_kep
     (tmp_path / "script.py").write_text(LONG.format(steps=600, at_five="pass"))
     cluster.batch(tmp_path, "--snapshot", "5steps", "script.py", each=1, OARS_SURVIVE="0")
     until(lambda: steps(tmp_path) > 8, 150)
-    cluster.tool("kill", "n2")
-    code, _, err = ended(tmp_path, 30)
-    lines = err.splitlines()
-    assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
-    assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
-    until(lambda: not left_behind(tmp_path), 20)
-    cluster.tool("start")  # the node comes back
+    with cluster.without("n2"):
+        code, _, err = ended(tmp_path, 30)
+        lines = err.splitlines()
+        assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
+        assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
+        until(lambda: not left_behind(tmp_path), 20)
 
 
 KIND = ["--epochs", "6"]
@@ -219,18 +229,17 @@ def test_a_dead_node_is_survived(cluster, tmp_path):
     """All of n2 dies at once: its MPI daemon, its ranks, Slurm's part there."""
     cluster.batch(tmp_path, TRAIN, *KIND)
     until(lambda: steps(tmp_path) > 15, 150)
-    cluster.tool("kill", "n2")
-    code, out, err = ended(tmp_path)
-    assert code == 0, err
-    check_survived(tmp_path, out, err, [(2, "n2"), (3, "n2")], [0, 1])
-    cluster.tool("start")
+    with cluster.without("n2"):
+        code, out, err = ended(tmp_path)
+        assert code == 0, err
+        check_survived(tmp_path, out, err, [(2, "n2"), (3, "n2")], [0, 1])
 
 
 def test_the_death_of_the_voices_node_is_survived(cluster, tmp_path):
     """n1 has the first rank, whose files and output are the run's; the command itself is on a login node."""
     started = cluster.alloc(tmp_path, "--no-kill", *OARS, "run", "--quiet", "--name", "it", TRAIN, *KIND)
     until(lambda: steps(tmp_path) > 15, 150)
-    cluster.tool("kill", "n1")
-    out, err = started.communicate(timeout=150)
-    assert started.returncode == 0, err
-    check_survived(tmp_path, out, err, [(0, "n1"), (1, "n1")], [2, 3])
+    with cluster.without("n1"):
+        out, err = started.communicate(timeout=150)
+        assert started.returncode == 0, err
+        check_survived(tmp_path, out, err, [(0, "n1"), (1, "n1")], [2, 3])

@@ -17,8 +17,10 @@ from typing import Any
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
 REDRAW_EVERY = 0.25
 ERASE = b"\r\x1b[K"
-# What Open MPI says when a rank dies while others wait with a non-blocking collective; we say it better.
-_NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n]*\n\n?")
+# What Open MPI says in a rank when another dies: while it waits in a non-blocking collective or, where deaths are not
+# survived, before it ends. We say it better, and mpirun.log has it too.
+_NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n]*\n\n?"
+                    rb"|^\[[^\]:\s]+:\d+\] \*\*\* [^\n]*\n", re.M)
 
 
 class Screen:
