@@ -15,6 +15,8 @@ from oars.adapt.torch.context import ctx
 from oars.exchange.codes import code_of
 from oars.exchange.gossip import Gossip
 
+# State that is a sum of gradients, of either sign. All else may be a mean of squares, which may not become negative.
+_MOMENTA = {"momentum_buffer", "exp_avg", "grad_avg"}
 _HEAD = 8  # bytes before the weights: how many batches their rank has learnt from since all were averaged
 
 
@@ -24,8 +26,8 @@ class Talks:
     def __init__(self) -> None:
         self.heard: dict[int, int] = {}  # rank -> how many of its batches are, in part, in weights of others
         self._of: WeakKeyDictionary[Optimizer, Gossip] = WeakKeyDictionary()
-        # What is talked about, and how many of it are weights: laid out anew only where all ranks meet.
-        self._said: WeakKeyDictionary[Optimizer, tuple[Weights, int]] = WeakKeyDictionary()
+        # What is talked about, and which of it are weights or momenta: laid out anew only where all ranks meet.
+        self._said: WeakKeyDictionary[Optimizer, tuple[Weights, list[bool]]] = WeakKeyDictionary()
         wire = ctx.plan["wire"]
         self._code: Any = None if wire == "fp32" else code_of(wire)
 
@@ -89,21 +91,22 @@ class Talks:
         if copy is None:
             return
         self.heard[source] = max(self.heard.get(source, 0), int(copy[:_HEAD].view(np.int64)[0]))
-        said, weights = self._spoken_of(optimizer)
+        said, signed = self._spoken_of(optimizer)
         with torch.no_grad():
-            for i, (mine, own, other) in enumerate(zip(said.tensors, self._meant(optimizer, sent),
-                                                       self._meant(optimizer, copy), strict=True)):
+            for mine, any_sign, own, other in zip(said.tensors, signed, self._meant(optimizer, sent),
+                                                  self._meant(optimizer, copy), strict=True):
                 mine = torch.view_as_real(mine) if mine.is_complex() else mine
-                if i < weights or bool((mine < 0).any()):
+                if any_sign:
                     mine.add_((other - own).to(mine.device, mine.dtype), alpha=0.5)
-                else:  # a mean of squares may not become negative by what was said long ago
+                else:  # what was said long ago must not make it negative
                     mine.lerp_(other.to(mine.device, mine.dtype), 0.5)
 
-    def _spoken_of(self, optimizer: Optimizer) -> tuple[Weights, int]:
-        """An optimizer's weights, then all of its state that is shaped like them; and how many weights."""
+    def _spoken_of(self, optimizer: Optimizer) -> tuple[Weights, list[bool]]:
+        """An optimizer's weights, then all of its state that is shaped like them; and which may have any sign."""
         if optimizer not in self._said:
             weights = weights_of(optimizer)
-            momenta = [value for p in weights for value in optimizer.state.get(p, {}).values()
-                       if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == p.shape]
-            self._said[optimizer] = Weights([*weights, *momenta]), len(weights)
+            state = [(value, name in _MOMENTA) for p in weights for name, value in optimizer.state.get(p, {}).items()
+                     if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == p.shape]
+            self._said[optimizer] = (Weights([*weights, *(value for value, _ in state)]),
+                                     [True] * len(weights) + [signed for _, signed in state])
         return self._said[optimizer]
