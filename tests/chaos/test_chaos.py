@@ -32,6 +32,14 @@ def test_ranks_die(name, tmp_path):
     assert wrong_with(VOYAGES[name], tmp_path) == ""
 
 
+def test_nobody_goes_on_before_all_are_there(tmp_path):
+    """Two ranks know the third, which dies before it knows them: no rank has run the script, so all begin again."""
+    (tmp_path / "script.py").write_text("print('here')")
+    code, lines, err = sail_script("script.py", 3, [[2, "late", 1]], tmp_path)
+    assert (code, lines) == (0, ["here"]), err
+    assert "a rank died while the ranks were starting: they are started again" in err and "survived" not in err
+
+
 @pytest.fixture(scope="module")
 def loops():
     """What one process prints of the other loops."""

@@ -222,27 +222,27 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     board.enter("start")
     from mpi4py import MPI
 
-    from oars.engine.world import World
+    from oars.engine.world import RankLost, World
 
     try:
         world = World.over_mpi(board, patient, plan["survives"], first)
-    except MPI.Exception:
+        if world.size != plan["ranks"] and not first:
+            library = MPI.Get_library_version().partition(",")[0].strip()
+            starter = f"mpirun ({plan['mpi']})" if plan["launcher"] == "mpirun" else plan["launcher"]
+            write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
+                   "different MPIs: see oars doctor"})
+            true_exit(2)
+        world.together("start", lambda: None)  # nobody goes on before all are there
+        if plan.get("sync") == "server":
+            from oars.run.serve import chosen
+
+            gpus = plan["gpus"] if socket.gethostname() == plan["host"] else visible_gpus()
+            world = world.without(chosen(plan["servers"], world.allgather(bool(gpus))))
+    except (MPI.Exception, RankLost):
         if plan["survives"]:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
     world.apart, world.command = first > 0, rank_command()
-    if world.size != plan["ranks"] and world.era == 0 and not first:
-        library = MPI.Get_library_version().partition(",")[0].strip()
-        starter = f"mpirun ({plan['mpi']})" if plan["launcher"] == "mpirun" else plan["launcher"]
-        write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
-               "different MPIs: see oars doctor"})
-        true_exit(2)
-    if plan.get("sync") == "server":
-        from oars.run.serve import chosen
-
-        gpus = plan["gpus"] if socket.gethostname() == plan["host"] else visible_gpus()
-        world = world.without(chosen(plan["servers"], world.allgather(bool(gpus))))
-        world.command = rank_command()
     board.leave(0)
     if world.origin not in world.servers:
         share_stdin(world, plan["stdin_tty"])
