@@ -5,6 +5,7 @@
     python bench/sync.py cost --upto 8           # the exchange's time in a step, on 2, 4 and 8 ranks
     python bench/sync.py servers --upto 8        # samples a second by workers and servers, up to 8 ranks in all
     python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs, on 4 and 8 ranks
+    python bench/sync.py straggler --wait 10     # the same where there are fewer cores than ranks
     python bench/sync.py moved                   # how far the weights move in all, where that is known beforehand
     python bench/sync.py wires                   # bytes that the first rank gives MPI to send, and the accuracy
 
@@ -122,7 +123,7 @@ def straggler(args):
     ranks, batch, epochs = 4, 64, 6
     print("\none of 4 ranks slowed four times, so 81 % is left of their speed: samples/s without, with, share",
           flush=True)
-    work = ["--batch", batch, "--images", 20 * batch, "--epochs", epochs, "--held-out", 100]
+    work = ["--batch", batch, "--images", 20 * batch, "--epochs", epochs, "--held-out", 100, "--wait", args.wait]
     for name, options in MODES.items():
         whole = Trained(ranks, options, *work).speed(batch, epochs)
         slow = Trained(ranks, options, *work, slowed=True).speed(batch, epochs)
@@ -135,7 +136,7 @@ def cost(args):
     print(f"\nms of exchange in a step on {', '.join(map(str, sizes))} ranks", flush=True)
     for name, options in [item for item in MODES.items() if item[0] != "server"]:
         found = [Trained(n, options, "--net", *NETS, "--batch", 8 * n, "--images", 8 * n * 30, "--epochs", 2,
-                         "--held-out", 100) for n in sizes]
+                         "--held-out", 100, "--wait", args.wait) for n in sizes]
         for net, first in zip(NETS, (8, 68), strict=True):
             times = [1000 * trained.exchange(first, first + 52) for trained in found]
             print(f"{name:<12}{net:<8}" + "".join(f"{t:>9.2f}" for t in times)
@@ -151,7 +152,7 @@ def servers(args):
             if workers + held <= args.upto and workers >= held:
                 batch = 16 * workers
                 told = Trained(workers, MODES["server"], "--batch", batch, "--images", 16 * batch, "--epochs", epochs,
-                               "--held-out", 100, servers=held)
+                               "--held-out", 100, "--wait", args.wait, servers=held)
                 print(f"{workers} workers, {held} servers {told.speed(batch, epochs):>8.0f}", flush=True)
 
 
@@ -224,6 +225,8 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="whose accuracy is compared")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=6, help="of the trainings whose accuracy is compared")
+    parser.add_argument("--wait", type=int, default=0, help="milliseconds that a sample takes to get, where "
+                        "something is timed: with them a few cores do for many ranks")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}")

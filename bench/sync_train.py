@@ -30,9 +30,19 @@ parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--held-out", type=int, default=4000, help="images to test with")
 parser.add_argument("--noise", type=float, default=0.4, help="added to every pixel (0 to 1), for digits as they are "
                     "drawn are too easy to tell ways of training apart")
+parser.add_argument("--wait", type=int, default=0, help="milliseconds that a sample takes to get, as from a slow disk")
 parser.add_argument("--seed", type=int, nargs="+", default=[1])
 parser.add_argument("--target", type=float, help="percent of the held-out digits to be right")
 args = parser.parse_args()
+
+
+class Waiting(TensorDataset):
+    """Samples that take their time, a millisecond after the other: a process that is stopped meanwhile waits longer."""
+
+    def __getitem__(self, index):
+        for _ in range(args.wait):
+            time.sleep(0.001)
+        return super().__getitem__(index)
 
 
 def small_resnet():
@@ -58,7 +68,8 @@ def train(net, seed):
     arrays = (torch.from_numpy(a) for a in digits.load(None, args.images, args.held_out, seed))
     train_x, train_y, test_x, test_y = arrays
     train_x, test_x = (x[:, None] + args.noise * torch.randn(len(x), 1, 28, 28) for x in (train_x, test_x))
-    loader = DataLoader(TensorDataset(train_x, train_y), batch_size=args.batch, shuffle=True)
+    data = Waiting(train_x, train_y) if args.wait else TensorDataset(train_x, train_y)
+    loader = DataLoader(data, batch_size=args.batch, shuffle=True)
     test = DataLoader(TensorDataset(test_x, test_y), batch_size=500)
     model = CNN() if net == "cnn" else small_resnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
