@@ -25,9 +25,9 @@ BACKENDS = {"tensorflow": "loops_tensorflow", "jax": "loops_jax", "torch": "loop
 # A backend's scenes share a process: most of the time goes into importing it and compiling. On torch they are cheap:
 # all are played. make test-keras plays all scenes on all backends.
 SCENES = {
-    "tensorflow": "arrays small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
-                  "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras",
-    "jax": "small_batches batchnorm dropout callbacks sampler train_step stateless_loop updates_by_hand",
+    "tensorflow": "tables small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
+                  "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras example_of_a_loop",
+    "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}

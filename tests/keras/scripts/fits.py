@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 from keras import layers, ops
-from scenes import compiled, keep, mlp, play, scene, table, tell, train
+from scenes import compiled, example, keep, mlp, play, scene, table, tell, train
 
 
 @scene
@@ -381,7 +381,7 @@ def frozen_base_and_augmentation():
     shifted = layers.RandomRotation(0.1, seed=2)(layers.RandomFlip("horizontal", seed=1)(inputs))
     model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(base(shifted, training=False))))
     train(compiled(model, optimizer=keras.optimizers.SGD(0.05)), x, y)
-    # In fit Keras 3.15 passes training=True over the False above, so now statistics are the batch's and the true gradient
+    # In fit Keras 3.15 passes training=True over the False above: now statistics are the batch's, and the true gradient
     # of the bias before them is zero. Adam would divide what rounding leaves of it by itself.
     base.trainable = True
     train(compiled(model, optimizer=keras.optimizers.SGD(0.01)), x, y, epochs=1)
@@ -393,6 +393,11 @@ def eagerly_and_many_steps_at_once():
     train(compiled(mlp(layers.Dropout(0.2)), run_eagerly=True), x, y, epochs=1)
     if keras.backend.backend() != "torch":  # which refuses it
         train(compiled(mlp(), steps_per_execution=3), x, y)
+
+
+@scene
+def example_of_fit():
+    example("digits_fit.py", "--epochs", "2", "--samples", "150")
 
 
 if __name__ == "__main__":
