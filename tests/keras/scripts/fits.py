@@ -137,8 +137,8 @@ def images():
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(37, 8, 8, 3)).astype("float32"), rng.integers(0, 3, 37)
     model = keras.Sequential([layers.Input((8, 8, 3)), layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(),
-                              layers.ReLU(), layers.MaxPooling2D(), layers.SpatialDropout2D(0.2), layers.Flatten(),
-                              layers.Dense(3)])
+                              layers.ReLU(), layers.MaxPooling2D(), layers.SpatialDropout2D(0.2),
+                              layers.Conv2D(4, 2, groups=2), layers.Flatten(), layers.Dense(3)])
     train(compiled(model), x, y)
 
 
