@@ -26,7 +26,8 @@ model = keras.Sequential([
     layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(),
     layers.Flatten(), layers.Dropout(0.3), layers.Dense(10),
 ])
-model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
+model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+              metrics=["accuracy"])
 history = model.fit(images[..., None], labels, batch_size=64, epochs=args.epochs, validation_split=0.1, verbose=0)
 for epoch in range(args.epochs):
     print(f"epoch {epoch}: " + ", ".join(f"{name} {values[epoch]:.4f}" for name, values in history.history.items()))

@@ -39,7 +39,7 @@ print(f"{model.count_params():,} parameters, {classes} classes, {len(training):,
 steps = -(-len(training) // args.batch)
 rate = keras.optimizers.schedules.ExponentialDecay(args.lr * args.batch / 256, 2 * steps, 0.94, staircase=True)
 model.compile(keras.optimizers.RMSprop(rate, rho=0.9, momentum=0.9, epsilon=1.0),
-              keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
+              keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 history = model.fit(training.keras(args.batch, shuffle=True), steps_per_epoch=args.steps, epochs=args.epochs,
                     validation_data=checking.keras(args.batch), validation_steps=args.steps, verbose=0,
                     callbacks=[keras.callbacks.ModelCheckpoint(args.out, "val_loss", save_best_only=True)])

@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -24,9 +25,9 @@ BACKENDS = {"tensorflow": "loops_tensorflow", "jax": "loops_jax", "torch": "loop
 # A backend's scenes share a process: most of the time goes into importing it and compiling. On torch they are cheap:
 # all are played. make test-keras plays all scenes on all backends.
 SCENES = {
-    "tensorflow": "arrays small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
-                  "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras",
-    "jax": "small_batches batchnorm dropout callbacks sampler train_step stateless_loop updates_by_hand",
+    "tensorflow": "tables small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
+                  "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras example_of_a_loop",
+    "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
@@ -73,6 +74,35 @@ def one_process(tmp_path_factory):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
     assert unlike(one_process(backend), played(backend, n, SCENES[backend].split(), tmp_path / "ranks")) == ""
+
+
+NORMALISED = """
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+model = keras.Sequential([keras.layers.Input((3,)), keras.layers.BatchNormalization(momentum=0.5)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+for _ in range(3):
+    model.train_on_batch(x, x ** 2)
+print(*np.concatenate(model.get_weights()))
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_local_batchnorm_takes_each_ranks_own_rows(backend, tmp_path):
+    """Against the same by hand: halves normalised apart, their moving averages averaged."""
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+    halves = x.reshape(2, 6, 3)
+    apart = (halves - halves.mean(1, keepdims=True)) / np.sqrt(halves.var(1, keepdims=True) + 1e-3)
+    gamma, beta, mean, variance = np.ones(3), np.zeros(3), np.zeros(3), np.ones(3)
+    for _ in range(3):
+        slope = 2 * (gamma * apart + beta - halves**2) / x.size
+        gamma, beta = gamma - 0.1 * (slope * apart).sum((0, 1)), beta - 0.1 * slope.sum((0, 1))
+        mean, variance = (mean + halves.mean((0, 1))) / 2, (variance + halves.var(1).mean(0)) / 2
+    script = tmp_path / "normalised.py"
+    script.write_text(NORMALISED)
+    run = Run([*oars(2), "--local-batchnorm", str(script)], tmp_path / "run", KERAS_BACKEND=backend, **QUIET)
+    assert run.code == 0, str(run)
+    np.testing.assert_allclose([float(v) for v in run.out[0].split()], [*gamma, *beta, *mean, *variance], 1e-5, 1e-6)
 
 
 DEATHS = {  # on one rank more than die: in fit, or in the loop behind it

@@ -4,7 +4,8 @@ import jax
 
 from jax import grad, jit, value_and_grad  # isort: skip (before Keras, as scripts do)
 import keras  # isort: skip
-import fits  # noqa: F401 (its scenes can be played here too)
+import fits  # noqa: F401 (these scenes can be played here too)
+import keeping  # noqa: F401
 import numpy as np
 from keras import layers
 from scenes import mlp, play, scene, table, tell, train

@@ -1,11 +1,12 @@
 """Loops written by hand for TensorFlow, as in Keras's own guides."""
 
-import fits  # noqa: F401 (its scenes can be played here too)
+import fits  # noqa: F401 (these scenes can be played here too)
+import keeping  # noqa: F401
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from scenes import compiled, keep, mlp, play, scene, table, tell, train
+from scenes import compiled, example, keep, mlp, play, scene, table, tell, train
 
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -183,6 +184,11 @@ def without_keras():
         if tf.io.gfile.exists("kept"):
             tf.io.gfile.rmtree("kept")
         tf.io.gfile.makedirs("kept")
+
+
+@scene
+def example_of_a_loop():
+    example("digits_loop.py", "--epochs", "2", "--samples", "150")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Loops written by hand for PyTorch, as in Keras's own guides."""
 
-import fits  # noqa: F401 (its scenes can be played here too)
+import fits  # noqa: F401 (these scenes can be played here too)
+import keeping  # noqa: F401
 import keras
 import torch
 from keras import layers

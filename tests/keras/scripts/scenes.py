@@ -3,7 +3,9 @@
 Each scene is seeded alone. ``python fits.py dropout`` plays one.
 """
 
+import runpy
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -27,6 +29,16 @@ def play():
         keras.utils.set_random_seed(7)
         _scenes[_playing]()
         print(f"stream {np.random.rand():.9g}", flush=True)
+
+
+def example(name, *args):
+    """Run a script of examples/keras."""
+    before, path = sys.argv, str(Path(__file__).parents[3] / "examples" / "keras" / name)
+    sys.argv = [path, *args]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv = before
 
 
 def table(n=50, d=6, classes=3, seed=1):

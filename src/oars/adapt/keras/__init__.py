@@ -55,7 +55,12 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
         calls.install(keras, wire)
         noise.install(keras)
         norm.install(keras, wire)
-    elif world is not None and backend != "torch":
+    elif world is not None and backend == "torch":
+        if plan.get("local_batchnorm"):
+            from oars.adapt.keras import norm
+
+            norm.install_torch(keras)
+    elif world is not None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
                       "the backends torch, tensorflow and jax are cut")
     steps.install(keras, backend, world is not None)

@@ -58,3 +58,41 @@ def install(keras: Any, wire: Any) -> None:
         return out
 
     layer._moments, layer.call = moments, call
+
+
+def install_torch(keras: Any) -> None:
+    """``--local-batchnorm`` on PyTorch, where statistics of rows are the global batch's by themselves."""
+    from oars.adapt.torch import rows, wire
+    from oars.adapt.torch.context import ctx
+
+    layer = keras.layers.BatchNormalization
+    plain_call = layer.call
+
+    def of_own_rows(self: Any, inputs: Any, mask: Any) -> Any:
+        out = plain_call(self, inputs, training=True, mask=mask)
+        for moving in (self.moving_mean, self.moving_variance):
+            moving.assign(wire.mean(moving.value.detach()))
+        return out
+
+    def on_rows(self: Any, args: tuple, kwargs: dict) -> Any:
+        moving = self.moving_mean, self.moving_variance
+        before, done = [m.value.detach().clone() for m in moving], False
+        try:
+            inputs, mask = args[0], kwargs["mask"]
+            local = of_own_rows(self, inputs.local, mask.local if isinstance(mask, rows.Rows) else mask)
+            done = not ctx.again
+            return rows.Rows(local, inputs.offsets, 0)
+        finally:
+            if not done:  # it is done again, or was: the averages move once
+                for variable, value in zip(moving, before, strict=True):
+                    variable.assign(value)
+
+    @functools.wraps(plain_call)
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if training and self.trainable and isinstance(inputs, rows.Rows) and inputs.dim_ == 0:
+            return rows.perform(on_rows, self, (inputs,), {"mask": mask})
+        if training and self.trainable and ctx.plain:
+            return of_own_rows(self, inputs, mask)
+        return plain_call(self, inputs, training=training, mask=mask)
+
+    layer.call = call

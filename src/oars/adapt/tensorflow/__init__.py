@@ -42,12 +42,15 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
 
 
 def _without_xla(tf: Any, record: Any) -> None:
-    """XLA cannot call the host: what the script wants compiled by it stays a graph."""
+    """XLA cannot call the host: what the script wants compiled by it stays a graph. Not Keras's own operations: they
+    send nothing, and some (grouped convolutions) have no other way."""
     plain = tf.function
 
     @functools.wraps(plain)
     def function(func: Any = None, *args: Any, jit_compile: Any = None, **kwargs: Any) -> Any:
-        if jit_compile:
+        if func is None:
+            return functools.partial(function, jit_compile=jit_compile, **kwargs)
+        if jit_compile and getattr(func, "__module__", "") != "keras.src.backend.tensorflow.nn":
             record.notice("jit_compile=True is left out: a graph that talks to other ranks cannot be XLA's")
             jit_compile = None
         return plain(func, *args, jit_compile=jit_compile, **kwargs)

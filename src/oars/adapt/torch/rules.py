@@ -106,6 +106,15 @@ def _pointwise_names() -> Iterable[str]:
 RULES.update(dict.fromkeys(_pointwise_names(), pointwise))
 
 
+@rule("bucketize")
+def bucketize(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Each number by itself; the boundaries are not rows."""
+    x, *rest = args
+    if not isinstance(x, Rows) or any(isinstance(a, Rows) for a in (*rest, *kwargs.values())) or "out" in kwargs:
+        raise Unsplit
+    return wrap(func(x.local, *rest, **kwargs), x.offsets, x.dim_)
+
+
 @rule("relu", "relu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "selu", "selu_", "celu", "celu_", "gelu", "silu",
       "mish", "hardtanh", "hardtanh_", "hardsigmoid", "hardswish", "threshold", "threshold_", "hardshrink",
       "softshrink", "sigmoid", "tanh")
