@@ -30,6 +30,7 @@ def exchanged(grads: Any) -> Any:
 
 def _until_done(work: Any) -> Any:
     """Gradients are pure: after a loss they are computed again. (Compiled ones are by ``compiled``.)"""
+    meet.begin()
     while True:
         try:
             return work()

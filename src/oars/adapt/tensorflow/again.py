@@ -32,6 +32,7 @@ def until_done(step: Callable[[], Any], changed: Callable[[], list[Any]]) -> Any
     while True:
         kept = [(v, v.read_value()) for v in changed()] if meet.world.survives else []
         _guarded = True
+        meet.begin()
         try:
             return step()
         except (RankLost, tf.errors.OpError):
