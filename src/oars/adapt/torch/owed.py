@@ -3,7 +3,8 @@
 While ranks train on their own, every rank remembers who has which samples of the batches since the last average. When a
 rank dies, its part of them is spread over the batches to come of the same loader: these are a little larger. So no
 sample of an epoch is left out, and the loop keeps its number of steps. Where no batch is left to take them, or batches
-have to be of one size (``drop_last``), one line says how many were lost.
+have to be of one size (``drop_last``), one line says how many were lost; so where batches come from no loader, or from
+one that the script reads in a thread.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Owed:
         self.settled = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
         self._taken = 0  # ... since it was last asked
+        self.unknown = 0  # rows of the batch that the script trains on, if it is no loader's
+        self._unknown = 0  # ... of all such since the last average
         self.fresh = True  # the batch under way is of a pass that it has not learnt from
         self._gone: set[int] = set()
         ctx.world.on_loss.append(lambda gone, phase: self._gone.update(gone))
@@ -81,6 +84,9 @@ class Owed:
     def learnt(self) -> None:
         """There was a backward: the script has learnt from the last batch of each loader that it has been handed."""
         batches = {batch.place[0]: batch for batch in self._handed}
+        if ctx.apart and not batches:
+            self._unknown += self.unknown
+        self.unknown = 0
         self._handed = [batch for batch in self._handed if batch is not batches[batch.place[0]]]
         self._put_back()
         for batch in batches.values():
@@ -115,7 +121,7 @@ class Owed:
             os.write(fd, "".join(lines).encode())
             os.close(fd)
         self._since.clear()
-        self.rows, self.settled = 0, self.settled + 1
+        self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
 
     def taken(self) -> int:
         """Rows that this rank has learnt from since this was last asked."""
@@ -128,10 +134,11 @@ class Owed:
 
     def mourn(self, told: dict[int, int]) -> None:
         """What the dead had learnt since the last average is lost, but for the first batches, where they have told."""
-        lost = 0
+        lost, gone = 0, len(self._gone)
+        _tell(self._unknown * gone // (ctx.size + gone),
+              "they came from no loader, or from one that is read in a thread")
         for i, batch in enumerate(self._since):
-            dead = [m for m in sorted(self._gone & batch.samples.keys()) if i >= told.get(m, 0)]
-            parts = [batch.samples.pop(m) for m in dead]
+            parts = [batch.samples.pop(m) for m in sorted(self._gone & batch.samples.keys()) if i >= told.get(m, 0)]
             samples = [s for part in parts for s in part]
             if batch.loader.drop_last:
                 lost += len(samples)
