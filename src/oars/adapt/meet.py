@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +23,12 @@ from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import exchange_by
 
 _SMALL = 1 << 15  # bytes that every rank takes from every other and sums by itself
+
+
+def end(text: str) -> NoReturn:
+    """End the run: what is wrong is the user's to change."""
+    print(f"oars: {text}", file=sys.__stderr__, flush=True)
+    raise SystemExit(2)
 
 
 class Apart(Exception):
@@ -35,6 +42,7 @@ class Meet:
         self.world: Any = None
         self.record: Any = None
         self.plan: dict = {}
+        self.backend = "tensorflow"  # Keras's
         self.rank, self.size = 0, 1
         self.lost = False  # a rank died in a compiled step: its results are void
         self.era = 0  # how often ranks were lost
@@ -42,6 +50,8 @@ class Meet:
         self.inside = 0  # in a call that runs on own rows, or one that is whole: nothing in it is cut
         self.split: Any = None  # ... and the share of it, if it is one on own rows
         self.calls = 0  # on own rows, so far
+        self.apart = False  # in a step of training that asks nobody (--sync local)
+        self.unite: Callable[[], None] = lambda: None  # what such steps have left is averaged before all else
         self.partial = False  # some of these give gradients that are not yet the mean over ranks
         self._exchange: Any = None  # exact
         self._coded: Any = None  # for gradients, as --wire says
@@ -61,11 +71,15 @@ class Meet:
         self._exchange, self._coded = Exchange(world), exchange_by(world, plan.get("wire", "fp32"))
 
     def check_plan(self) -> None:
-        """Ranks keep together by the gradients of every step here; a run that wants another way is not for us."""
-        if (sync := self.plan.get("sync", "allreduce")) != "allreduce":
-            print(f"oars: --sync {sync} is for PyTorch's own loops: leave it out with Keras and TensorFlow",
-                  file=sys.__stderr__, flush=True)
-            raise SystemExit(2)
+        """Not all of the ways in which ranks can keep together are for us."""
+        plan, here = self.plan, f"is not for Keras on {self.backend}"
+        sync = plan.get("sync", "allreduce")
+        if sync == "server" or (sync == "gossip" and self.backend != "torch"):
+            end(f"--sync {sync} {here}: use --sync local, or leave it out")
+        if plan.get("every") == "auto" and self.backend != "torch":
+            end(f"--every auto {here}: give a number of steps, as in --every 8")
+        if plan.get("warmup") and self.backend != "torch":
+            end(f"--warmup {plan['warmup']} {here}: leave it out")
 
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""
@@ -171,6 +185,9 @@ class Meet:
     def gradients(self, array: np.ndarray, coded: tuple[list, Any] | None = None, step: bool = True) -> np.ndarray:
         """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
         self.check_plan()
+        if self.plan.get("sync") == "local":
+            self.record.notice("gradients of a loop of the script's own are averaged at every step, as under --sync "
+                               "allreduce: --sync local is for fit and train_on_batch")
         averaged = self.mean(array, coded)
         if step and not self.fitting:
             self.record.step(None, 0)

@@ -102,7 +102,7 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
         with inside():
             return plain(*args, **kwargs)
     first = next(leaf for leaf in leaves if wire.rows_of(leaf) is not None)
-    own = _on_tape if wire.on_tape() else _on_own_rows
+    own = _on_tape if wire.on_tape() and not meet.apart else _on_own_rows
     while True:
         kept = wire.kept(model)
         try:

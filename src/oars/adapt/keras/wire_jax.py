@@ -110,12 +110,24 @@ class Share:
 
     def gather(self, rows: Any) -> Any:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        if meet.apart:
+            return repeated(rows)
         if not jnp.issubdtype(rows.dtype, jnp.inexact):
             rows = jax.lax.stop_gradient(rows)
         return _joined(rows, self)
 
 
 _joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
+
+
+def repeated(rows: Any) -> Any:
+    """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
+    return jnp.concatenate([rows] * meet.size)
+
+
+def now(args: Any, kwargs: Any) -> bool:
+    """Whether what is called runs now, and is not traced."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def rows_of(x: Any) -> Any:

@@ -60,6 +60,8 @@ def install() -> None:
 
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            meet.unite()
         if (_guarded or meet.inside or not meet.world.survives or not tf.executing_eagerly()
                 or tf.config.functions_run_eagerly()):
             return plain(self, *args, **kwargs)

@@ -17,7 +17,7 @@ from oars.engine.world import RankLost
 
 def exchanged(grads: Any, sources: Any) -> Any:
     """Gradients of ``sources`` averaged over ranks, in one message; coded, if they are weights' and no tape sees it."""
-    if meet.inside:
+    if meet.inside or meet.apart:
         return grads
     if not meet.calls:
         meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")

@@ -171,6 +171,8 @@ class Share:
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        if meet.apart:
+            return repeated(rows)
         total_, cut, real = total, self.cut, self.real
 
         @tf.custom_gradient
@@ -185,6 +187,17 @@ class Share:
             return whole, back
 
         return joined(rows)
+
+
+def repeated(rows: tf.Tensor) -> tf.Tensor:
+    """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
+    size = place()[1] if not tf.executing_eagerly() else meet.size
+    return tf.tile(rows, tf.concat([[size], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
+
+
+def now(args: Any, kwargs: Any) -> bool:
+    """Whether what is called runs now, and is not put into a graph."""
+    return tf.executing_eagerly()
 
 
 def rows_of(x: Any) -> Any:
