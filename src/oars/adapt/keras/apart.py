@@ -100,7 +100,7 @@ class Apart:
         """Own rows of a batch, as often as there are ranks; and how many they are."""
         from keras import tree
 
-        rows = {self.wire.rows_of(self.wire.constant(leaf)) for leaf in tree.flatten(batch) if leaf is not None}
+        rows = {self.wire.rows_of(self.wire.constant(leaf)) for leaf in tree.flatten(batch) if hasattr(leaf, "shape")}
         if len(rows) != 1 or None in rows:
             end(f"--sync local cuts batches into rows, and this one has parts of {rows or 'no'} rows: use --sync "
                  "allreduce")
@@ -108,7 +108,7 @@ class Apart:
         first, mine = meet.own(count) if count >= meet.size else (0, count)  # of a smaller one all have all
 
         def own(x: Any) -> Any:
-            return None if x is None else self.wire.repeated(self.wire.constant(x)[first : first + mine])
+            return self.wire.repeated(self.wire.constant(x)[first : first + mine]) if hasattr(x, "shape") else x
 
         return tree.map_structure(own, batch), mine
 

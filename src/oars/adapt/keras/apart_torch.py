@@ -20,6 +20,7 @@ from oars.adapt.meet import end
 from oars.adapt.torch import lineage
 from oars.adapt.torch.apart import EVALUATION, WEIGHTS
 from oars.adapt.torch.context import ctx
+from oars.adapt.torch.loaders import Key
 from oars.engine.world import RankLost
 
 # Keras's names of state that is a sum of gradients, of either sign, and PyTorch's (``adapt/torch/gossip.py``).
@@ -115,4 +116,20 @@ def install(keras: Any) -> Apart:
         return ctx.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
 
     model._get_metrics_result_or_logs = logs_of
+    _one_loader()
     return apart
+
+
+def _one_loader() -> None:
+    """Keras makes a loader for every epoch: to what is owed after a death they are one."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    plain = ArrayDataAdapter.get_torch_dataloader
+
+    @functools.wraps(plain)
+    def get_torch_dataloader(self: Any) -> Any:
+        loader = plain(self)
+        loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
+        return loader
+
+    ArrayDataAdapter.get_torch_dataloader = get_torch_dataloader

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from oars.adapt.torch import loaders
 from oars.adapt.torch.collate import Cut
@@ -44,7 +43,7 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: WeakKeyDictionary[loaders.Key, list] = WeakKeyDictionary()
+        self._owes: dict[loaders.Key, list] = {}  # also if the loader is gone: what it owes is told at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
         self.settled = 0  # averages so far
@@ -101,6 +100,7 @@ class Owed:
     def not_learnt(self) -> None:
         """The ranks evaluate, or begin another pass: what the script was handed is not for learning."""
         self._put_back()
+        ctx.handed.clear()
         self._last = None
 
     def _put_back(self) -> None:
