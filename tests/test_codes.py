@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from oars.exchange.codes import code_of
+from oars.exchange.compressed import Coded
 
 
 @pytest.mark.parametrize("wire, bound, nbytes", [("fp16", 1e-3, 2), ("bf16", 4e-3, 2), ("int8", 1e-2, 1.02)])
@@ -48,3 +49,26 @@ def test_any_number_of_values_has_a_code(wire, count):
 
 def test_what_is_too_large_for_fp16_becomes_its_largest():
     assert code_of("fp16").decode(code_of("fp16").encode(np.float32([1e9, -1e9])), 2).tolist() == [65504, -65504]
+
+
+class Alone:
+    """A world of one rank."""
+
+    adopted = 0
+
+    def allgather_alike(self, mine):
+        return mine[None]
+
+
+def test_what_a_code_lost_of_one_set_of_weights_is_added_to_that_set_alone():
+    exchange = Coded(Alone(), code_of("topk:0.5"))
+    exchange.reserve(8)
+
+    def mean(values, of):
+        exchange.inbox[:8].view(np.float32)[:] = values
+        exchange.average([(0, 2, np.float32)], None, of)
+        return exchange.result[:8].view(np.float32).tolist()
+
+    assert mean([1, 3], "one") == [0, 3]
+    assert mean([0, 0], "other") == [0, 0]
+    assert mean([0, 0], "one") == [1, 0]

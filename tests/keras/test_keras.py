@@ -168,7 +168,7 @@ def test_processes_started_by_hand_are_refused_in_one_line(tmp_path):
 def test_other_ways_of_keeping_together_are_refused_in_one_line(tmp_path):
     script = tmp_path / "fit.py"
     script.write_text("import keras\n")
-    run = Run([*oars(2), "--sync", "local", str(script)], tmp_path / "run", KERAS_BACKEND="torch", **QUIET)
+    run = Run([*oars(2), "--sync", "server", str(script)], tmp_path / "run", KERAS_BACKEND="torch", **QUIET)
     told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
-    assert run.code != 0
-    assert told == "oars: --sync local is for PyTorch's own loops: leave it out with Keras and TensorFlow\n"
+    assert run.code == 2
+    assert told == "oars: --sync server is not for Keras on torch: use --sync local, or leave it out\n"

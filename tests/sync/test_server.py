@@ -66,6 +66,19 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
     assert facts[1]["sent_bytes"] < facts[1]["received_bytes"] / 2  # gradients are coded, weights are not
 
 
+def test_a_step_does_not_wait_for_a_slow_worker_where_there_is_a_backup(tmp_path):
+    run = Run(tmp_path, "-n", "4", "--sync", "server", "--backup", "1", str(HERE / "train.py"),
+              OARS_TEST_SLOW=json.dumps([1, "forward", 0.1]))
+    assert run.code == 0, run.err
+    assert "at every step, less the slowest 1, and 1 holds the weights" in run.err
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"] and run.losses[-1] < run.losses[0]
+    facts = told(run)
+    left_out = [facts[worker]["left_out"] for worker in range(3)]
+    assert 36 <= facts[3]["steps"] < 45, facts[3]  # the slow worker makes none of its own
+    assert left_out[1] > 12 > left_out[0] + left_out[2], left_out
+    assert len(run.digests()) == 1
+
+
 @pytest.mark.parametrize("deaths, options", [
     (([0, "forward", 20],), ()),
     (([1, "batch", 20], [2, "behind push", 17]), ("--servers", "2", "--staleness", "4", "--placement", "round-robin")),

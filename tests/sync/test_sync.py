@@ -20,10 +20,10 @@ ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ARMED), str(SOURCE)]), "
 class Run:
     """A finished run of train.py."""
 
-    def __init__(self, folder: Path, *words: str, deaths: tuple = ()) -> None:
+    def __init__(self, folder: Path, *words: str, deaths: tuple = (), **more: str) -> None:
         command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280,
-                              env={**ENV, "OARS_TEST_DEATHS": json.dumps(deaths)})
+                              env={**ENV, "OARS_TEST_DEATHS": json.dumps(deaths), **more})
         self.code, self.lines, self.err = done.returncode, done.stdout.splitlines(), done.stderr
         self.files, self.folder = folder, folder / "oars-runs" / "it"
 
@@ -99,6 +99,16 @@ def test_a_death_leaves_no_sample_out(tmp_path, deaths):
     assert run.losses[-1] < run.losses[0]
 
 
+def test_a_loader_that_is_read_in_a_thread_is_trained_on_apart_and_what_a_death_costs_is_said(tmp_path):
+    run = Run(tmp_path, "-n", "3", "--sync", "local", "--every", "4", str(HERE / "train.py"), "--thread",
+              deaths=([1, "forward", 16],))
+    assert run.code == 0, run.err
+    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
+    assert run.summary["losses"] == 1 and len(run.digests()) == 1 and run.losses[-1] < run.losses[0]
+    assert "a loader that is read in a thread is read whole by every rank" in run.err
+    assert "not learnt from again: they came from no loader, or from one that is read in a thread" in run.err
+
+
 def test_ranks_whose_loops_differ_in_length_still_meet(tmp_path):
     run = Run(tmp_path, "-n", "2", "--sync", "local", "--every", "3", str(HERE / "train.py"), "--stop-below", "0.55")
     assert run.code == 0, run.err
@@ -134,6 +144,7 @@ def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
     (("--sync", "local", "--every", "0"), "0 is no number of steps"),
     (("--sync", "local", "--snapshot", "10m"), "--snapshot 10m needs ranks with equal weights"),
     (("--sync", "gossipp"), "invalid choice"),
+    (("--tf1", "--wire", "int8"), "--sync and --wire are not for --tf1"),
 ])
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, words, told):
     run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))

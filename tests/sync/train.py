@@ -1,6 +1,8 @@
 """A training on made data, for ranks that are on their own for a while. Knows nothing of ranks."""
 
 import argparse
+import queue
+import threading
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,23 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stop-below", type=float, default=0.0, help="end an epoch at a loss below this")
 parser.add_argument("--teacher", action="store_true", help="a model without gradients, called in every step")
 parser.add_argument("--whim", action="store_true", help="go by the last digits of the loss in training")
+parser.add_argument("--thread", action="store_true", help="read ahead in a thread")
 args = parser.parse_args()
+
+
+def ahead(loader):
+    """The batches of a loader, read by a thread."""
+    batches = queue.Queue(2)
+
+    def read():
+        for batch in loader:
+            batches.put(batch)
+        batches.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (batch := batches.get()) is not None:
+        yield batch
+
 
 torch.manual_seed(7)
 x = torch.randn(240, 1, 10, 10)
@@ -36,7 +54,7 @@ test = DataLoader(TensorDataset(x, y), batch_size=64)
 steps = 0
 for epoch in range(args.epochs):
     model.train()
-    for images, labels in train:
+    for images, labels in ahead(train) if args.thread else train:
         out = model(images)
         loss = F.cross_entropy(out, labels)
         if args.teacher:

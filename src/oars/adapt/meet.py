@@ -10,14 +10,25 @@ code, which cannot be left, nothing more is said until the step has run to its e
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Any, NoReturn
 
 import numpy as np
 
 from oars.engine.world import RankLost, World
 from oars.exchange.allreduce import Exchange
+from oars.exchange.compressed import exchange_by
 
 _SMALL = 1 << 15  # bytes that every rank takes from every other and sums by itself
+
+
+def end(text: str) -> NoReturn:
+    """End the run: what is wrong is the user's to change."""
+    print(f"oars: {text}", file=sys.__stderr__, flush=True)
+    raise SystemExit(2)
 
 
 class Apart(Exception):
@@ -31,6 +42,7 @@ class Meet:
         self.world: Any = None
         self.record: Any = None
         self.plan: dict = {}
+        self.backend = "tensorflow"  # Keras's
         self.rank, self.size = 0, 1
         self.lost = False  # a rank died in a compiled step: its results are void
         self.era = 0  # how often ranks were lost
@@ -38,8 +50,16 @@ class Meet:
         self.inside = 0  # in a call that runs on own rows, or one that is whole: nothing in it is cut
         self.split: Any = None  # ... and the share of it, if it is one on own rows
         self.calls = 0  # on own rows, so far
+        self.apart = False  # in a step of training that asks nobody (--sync local)
+        self.unite: Callable[[], None] = lambda: None  # what such steps have left is averaged before all else
         self.partial = False  # some of these give gradients that are not yet the mean over ranks
-        self._exchange: Any = None
+        self._exchange: Any = None  # exact
+        self._coded: Any = None  # for gradients, as --wire says
+        self._left: dict = {}  # what codes had lost when the step under way began
+        self._numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of models that ran on own rows
+        self._shapes: set[tuple[int, ...]] = set()  # of their weights
+        self._models: tuple[int, ...] = ()  # called last
+        self._gradients = 0  # taken since
 
     def start(self, world: World, plan: dict, record: Any) -> None:
         """Take part in ``world``."""
@@ -48,20 +68,63 @@ class Meet:
             world.adopt()
             world.phase = lambda: "step"
         self.rank, self.size, self.era = world.rank, world.size, world.era
-        self._exchange = Exchange(world)
+        self._exchange, self._coded = Exchange(world), exchange_by(world, plan.get("wire", "fp32"))
 
     def check_plan(self) -> None:
-        """Ranks keep together by fp32 gradients of every step here; a run that wants another way is not for us."""
-        for option, usual in (("sync", "allreduce"), ("wire", "fp32")):
-            if (wanted := self.plan.get(option, usual)) != usual:
-                raise SystemExit(f"oars: --{option} {wanted} is for PyTorch's own loops: leave it out with Keras and "
-                                 "TensorFlow")
+        """Not all of the ways in which ranks can keep together are for us."""
+        plan, here = self.plan, f"is not for Keras on {self.backend}"
+        sync = plan.get("sync", "allreduce")
+        if sync == "server" or (sync == "gossip" and self.backend != "torch"):
+            end(f"--sync {sync} {here}: use --sync local, or leave it out")
+        if plan.get("every") == "auto" and self.backend != "torch":
+            end(f"--every auto {here}: give a number of steps, as in --every 8")
+        if plan.get("warmup") and self.backend != "torch":
+            end(f"--warmup {plan['warmup']} {here}: leave it out")
 
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""
         self.world.adopt()
         self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
         self.lost = False
+        if self._coded.lossy:
+            self._coded.left = dict(self._left)
+
+    def begin(self) -> None:
+        """A step begins, or begins anew after a loss: then what codes have lost is what it was here."""
+        if self._coded.lossy:
+            self._left = dict(self._coded.left)
+
+    # -- whose gradients these are
+
+    def called(self, model: Any) -> None:
+        """A model runs on own rows."""
+        if model not in self._numbers:
+            self._numbers[model] = self.calls
+            self._shapes |= {tuple(v.shape) for v in model.trainable_variables}
+        self.calls += 1
+        if self._gradients:
+            self._models, self._gradients = (), 0
+        if self._numbers[model] not in self._models:
+            self._models += (self._numbers[model],)
+
+    def are_weights(self, shapes: list[tuple]) -> bool:
+        """Whether gradients of these shapes can be those of models' weights."""
+        known = all(shape in self._shapes for shape in shapes)
+        if self._coded.lossy and not known:
+            self.record.notice("gradients of what is no weight of a Keras model travel as they are, in fp32")
+        return known
+
+    def coded(self, shapes: list[tuple], dtype: Any) -> tuple[list, Any] | None:
+        """How gradients of weights travel, if not as they are: as which matrices, and whose error is theirs to add."""
+        if not self._coded.lossy:
+            return None
+        self._gradients += 1
+        places, at = [], 0
+        for shape in shapes:
+            if len(shape) > 1:  # Keras's kernels have their outputs last
+                places.append((at, (prod(shape[:-1]), shape[-1])))
+            at += prod(shape) * np.dtype(dtype).itemsize
+        return places, (self._models, self._gradients, tuple(shapes))
 
     def own(self, rows: int) -> tuple[int, int]:
         """This rank's first row of ``rows`` and how many it has: contiguous, differing by at most one."""
@@ -119,18 +182,21 @@ class Meet:
             return self.world.allgather_alike(np.ascontiguousarray(array)).sum(0, dtype=array.dtype)
         return self.mean(array) * array.dtype.type(self.size)
 
-    def gradients(self, array: np.ndarray) -> np.ndarray:
+    def gradients(self, array: np.ndarray, coded: tuple[list, Any] | None = None, step: bool = True) -> np.ndarray:
         """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
         self.check_plan()
-        averaged = self.mean(array)
-        if not self.fitting:
+        if self.plan.get("sync") == "local":
+            self.record.notice("gradients of a loop of the script's own are averaged at every step, as under --sync "
+                               "allreduce: --sync local is for fit and train_on_batch")
+        averaged = self.mean(array, coded)
+        if step and not self.fitting:
             self.record.step(None, 0)
         return averaged
 
-    def mean(self, array: np.ndarray) -> np.ndarray:
-        """Averaged over ranks, in shared memory where they share a host."""
+    def mean(self, array: np.ndarray, coded: tuple[list, Any] | None = None) -> np.ndarray:
+        """Averaged over ranks, in shared memory where they share a host; or ``coded``, as ``--wire`` says."""
         self.current(self.era)
-        exchange, nbytes, flat = self._exchange, array.nbytes, array.reshape(-1)
+        exchange, nbytes, flat = self._exchange if coded is None else self._coded, array.nbytes, array.reshape(-1)
         ready = exchange.holds(nbytes)
         if ready:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
@@ -142,7 +208,7 @@ class Meet:
             exchange.reserve(nbytes)
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
             exchange.agree(told[0])
-        exchange.average([(0, array.size, array.dtype)])
+        exchange.average([(0, array.size, array.dtype)], *(coded or ()))
         return exchange.result[:nbytes].view(array.dtype).reshape(array.shape).copy()
 
 

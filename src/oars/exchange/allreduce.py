@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -71,11 +72,11 @@ class Exchange:
         self.capacity, self._era = capacity, world.adopted
         self.generation += 1
 
-    def average(self, spans: list[tuple[int, int, Any]], shapes: list[tuple[int, tuple[int, ...]]] | None = None
-                ) -> None:
+    def average(self, spans: list[tuple[int, int, Any]], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
+                of: Hashable = None) -> None:
         """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before.
 
-        ``shapes``: the tensors in them (first byte, shape), for who makes use of it (``compressed.py``).
+        For who makes use of it (``compressed.py``): the tensors in them (first byte, shape), and whose they are.
         """
         def work() -> None:
             for start, count, dtype in spans:

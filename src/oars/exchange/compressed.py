@@ -11,6 +11,7 @@ gain from it, travels as it is.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 from typing import Any
 
@@ -30,7 +31,7 @@ class Compressed(Exchange):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._left: dict[tuple, np.ndarray] = {}  # what codes have lost, by what is averaged together
+        self.left: dict[tuple, np.ndarray] = {}  # what codes have lost, by what is averaged together
 
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes``."""
@@ -39,18 +40,18 @@ class Compressed(Exchange):
         self._era = self.world.adopted
         self.generation += 1
 
-    def average(self, spans: list[tuple[int, int, Any]], shapes: Shapes | None = None) -> None:
+    def average(self, spans: list[tuple[int, int, Any]], shapes: Shapes | None = None, of: Hashable = None) -> None:
         """As Exchange's; what it leaves in ``result`` is the mean of what the codes mean."""
         if not spans:
             return
-        key = tuple((start, count) for start, count, _ in spans)
+        key = (of, *((start, count) for start, count, _ in spans))
         mine = np.concatenate([_view(self.inbox, span).astype(np.float32, copy=False) for span in spans])
-        if key in self._left:
-            mine += self._left[key]
+        if key in self.left:
+            mine += self.left[key]
         mean, meant = self._mean(mine, spans, shapes or [])
         left = mine - meant
         np.nan_to_num(left, copy=False, nan=0, posinf=0, neginf=0)  # what was not finite has been told
-        self._left[key] = left  # only now: an average that met a death is done again
+        self.left[key] = left  # only now: an average that met a death is done again
         at = 0
         for span in spans:
             _view(self.result, span)[:] = mean[at : at + span[1]]

@@ -67,7 +67,7 @@ class Round:
     def close(self, nbytes: int, spans: list[tuple[int, int, Any]], shapes: Shapes) -> np.ndarray:
         """The buffer of weights to go on from; all have laid in theirs, and agreed."""
         exchange = self.through()
-        exchange.average(spans, shapes)
+        exchange.average(spans, shapes, self.number)
         if not self.by_change or self._start is None:
             self.begin(exchange.result[:nbytes])
             return exchange.result

@@ -7,6 +7,7 @@ A worker pushes the gradients of its own rows, and is answered with weights when
   optimizer is made whenever gradients of a whole batch's rows have come, whoever sent them: so there are as many steps
   as one process makes, and momenta, schedules and learning rates keep their meaning.
 - With ``s = 0`` when the step is made, which is made of every worker's gradients but those of the ``backup`` slowest.
+  When only these have not come to where the others wait, what they push makes no steps of its own: it is left out.
 
 Who waits elsewhere (evaluates, saves) is *away*: nobody waits for it. Workers come back all together, in a new *epoch*.
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from oars.exchange.mail import NOTHING, Ear, Gone, Mail, Message, Sent, head
 
-SET, PUSH, GET, AWAY, ASK, COPY, TURN, ANSWER, FAILED = range(1, 10)  # kinds of messages
+SET, PUSH, GET, AWAY, ASK, COPY, TURN, DROP, ANSWER, FAILED = range(1, 11)  # kinds of messages
 _LOOK = 0.2  # seconds between looks at whether all is over
 
 
@@ -108,13 +109,19 @@ class Part:
             self._pushed, self._rows = [], max(0.0, self._rows - 1) if self.bound else 0.0
             self.version, self.clock = self.version + 1, self.clock + 1
 
+    def drop(self) -> None:
+        """What was pushed since the last step is left out, and nobody waits for it."""
+        self._pushed, self._rows = [], 0.0
+        for held in self.held:
+            held.stale = -1
+
     def unfinished(self) -> bool:
         """Whether something was pushed that is in no step."""
         return bool(self._pushed)
 
     def may_go_on(self, held: Held, present: set[int]) -> bool:
         """Whether a worker has waited enough."""
-        if held.worker not in present:
+        if held.worker not in present or held.stale < 0:
             return True
         if not self.bound:
             return held.clock <= self.clock
@@ -197,6 +204,8 @@ class Server:
             self.parts[key].push(int(said["who"]), said, body)
         elif kind == TURN:
             self.parts[key].turn()
+        elif kind == DROP:
+            self.parts[key].drop()
 
     def _set(self, source: int, key: tuple[int, int], said: Any, body: np.ndarray) -> None:
         """A part to hold from now on."""
@@ -218,10 +227,11 @@ class Server:
         began = time.perf_counter()
         self.pushes += 1
         part.begin(self.epoch)
-        held = Held(source, int(said["clock"]), part.push(source, said, body), began)
+        surplus = self._surplus()
+        held = Held(source, int(said["clock"]), -1 if surplus else part.push(source, said, body), began)
         self.left_out += held.stale < 0
         self.learnt[source] = max(self.learnt.get(source, 0), int(said["learnt"]))
-        if part.buddy >= 0:
+        if part.buddy >= 0 and not surplus:
             copy = said.copy().reshape(1)
             copy["kind"], copy["who"] = COPY, source
             held.relay = self._send(part.buddy, copy, body)
@@ -238,8 +248,17 @@ class Server:
 
     def _turn_where_due(self) -> None:
         for part in self.parts.values():
-            if part.asked and part.due(self._present()):
+            if part.asked and part.unfinished() and self._surplus():
+                part.drop()
+                if part.buddy >= 0:
+                    self._send(part.buddy, head(DROP, number=part.key[0], shard=part.key[1]))
+            elif part.asked and part.due(self._present()):
                 self._turn(part)
+
+    def _surplus(self) -> bool:
+        """Whether only those workers have not gone elsewhere for whom no step waits."""
+        present = self._present()
+        return self.bound == 0 and 0 < len(present) <= self.backup and present != self.workers
 
     def _present(self) -> set[int]:
         return self.workers - self.away

@@ -73,6 +73,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     if args.scale_lr and args.batch != "keep":
         raise UsageError("--scale-lr is for the larger batch of --batch keep; with --batch split the batch, and so "
                          "the learning rate, stay the script's own")
+    if args.tf1 and (args.sync, args.wire) != ("allreduce", "fp32"):
+        raise UsageError("--sync and --wire are not for --tf1: leave them out")
     together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot,
                          args.servers, args.staleness, args.backup, args.placement)
     return {

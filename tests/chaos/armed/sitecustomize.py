@@ -1,7 +1,8 @@
 """Found by Python at the start of every rank when this folder is on PYTHONPATH: arms the deaths a test wants.
 
 ``OARS_TEST_DEATHS`` is a JSON list of [rank, point, count]: that rank gets SIGKILL when it comes to the point for the
-count-th time. Points are named after what is going on; nothing of this is known to oars itself.
+count-th time. Points are named after what is going on; nothing of this is known to oars itself. ``OARS_TEST_SLOW`` is
+[rank, point, seconds]: there it sleeps, every time.
 """
 
 import importlib.abc
@@ -10,7 +11,7 @@ import json
 import os
 import signal
 import sys
-import time
+from time import sleep
 
 COUNTS = {}
 
@@ -18,6 +19,8 @@ COUNTS = {}
 def here(point):
     """This rank has come to a point."""
     COUNTS[point] = COUNTS.get(point, 0) + 1
+    if SLOW[:2] == [int(RANK), point]:
+        sleep(SLOW[2])
     if [point, COUNTS[point]] in MINE:
         try:  # once: ranks that die at the start are started again
             os.close(os.open(os.path.join(os.environ["OARS_RUN_FOLDER"], f".died-{RANK}"), os.O_CREAT | os.O_EXCL))
@@ -69,7 +72,7 @@ def arm_world(module):
 
         def _wait(self, *args):
             if not hasattr(self, "rank"):
-                time.sleep(1)
+                sleep(1)
                 here("late")
             wait(self, *args)
 
@@ -163,7 +166,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK")
-if RANK is not None and os.environ.get("OARS_TEST_DEATHS"):
-    MINE = [death[1:] for death in json.loads(os.environ["OARS_TEST_DEATHS"]) if death[0] == int(RANK)]
-    if MINE:
+if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("OARS_TEST_SLOW")):
+    MINE = [death[1:] for death in json.loads(os.environ.get("OARS_TEST_DEATHS", "[]")) if death[0] == int(RANK)]
+    SLOW = json.loads(os.environ.get("OARS_TEST_SLOW", "[]"))
+    if MINE or SLOW[:1] == [int(RANK)]:
         sys.meta_path.insert(0, Finder())

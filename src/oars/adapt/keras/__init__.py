@@ -34,8 +34,8 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
     from oars.adapt.keras import steps
     from oars.adapt.meet import meet
 
-    backend = keras.backend.backend()
-    meet.record, meet.plan = record, plan
+    backend, apart = keras.backend.backend(), None  # type: str, Any
+    meet.record, meet.plan, meet.backend = record, plan, backend
     if world is not None:
         meet.check_plan()
         from keras.src import backend as of_keras
@@ -55,7 +55,15 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
         calls.install(keras, wire)
         noise.install(keras)
         norm.install(keras, wire)
+        if plan.get("sync") == "local":
+            from oars.adapt.keras.apart import install as on_their_own
+
+            apart = on_their_own(keras, wire, backend)
     elif world is not None and backend == "torch":
+        if plan.get("sync", "allreduce") != "allreduce":
+            from oars.adapt.keras import apart_torch
+
+            apart = apart_torch.install(keras)
         if plan.get("local_batchnorm"):
             from oars.adapt.keras import norm
 
@@ -63,4 +71,4 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
     elif world is not None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
                       "the backends torch, tensorflow and jax are cut")
-    steps.install(keras, backend, world is not None)
+    steps.install(keras, backend, world is not None, apart)

@@ -102,7 +102,7 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
         with inside():
             return plain(*args, **kwargs)
     first = next(leaf for leaf in leaves if wire.rows_of(leaf) is not None)
-    own = _on_tape if wire.on_tape() else _on_own_rows
+    own = _on_tape if wire.on_tape() and not meet.apart else _on_own_rows
     while True:
         kept = wire.kept(model)
         try:
@@ -148,7 +148,7 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
     args, kwargs = tree.map_structure(functools.partial(_with_mask, share.cut), (args, kwargs))
     with inside(share):
         out = plain(*args, **kwargs)
-    meet.calls += 1
+    meet.called(model)
     meet.partial = True
     return tree.map_structure(functools.partial(_with_mask, share.gather), out)
 
@@ -174,7 +174,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
 
     like = (args, kwargs)
     flat = iter(eager.call(model, first, [leaves[i] for i in floats], forward))
-    meet.calls += 1
+    meet.called(model)
 
     def joined(x: Any) -> Any:
         whole, mask = (None, None) if x is None else (next(flat), backend.get_keras_mask(x))

@@ -41,6 +41,7 @@ class Compiled:
         if (not gradients.active or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._current()(*args, **kwargs)
+        meet.begin()
         while True:
             result = self._current()(*args, **kwargs)
             if not meet.calls:

@@ -19,14 +19,16 @@ import numpy as np
 from oars.adapt.meet import meet
 
 _models: list[Any] = []
+_apart: Any = None  # --sync local
 _checked = 0
 _loss = 0.0  # of the last batch
 _SOME = 1024  # numbers
 
 
-def install(keras: Any, backend: str, many: bool) -> None:
+def install(keras: Any, backend: str, many: bool, apart: Any = None) -> None:
     """Patch the trainer's functions."""
-    trainer = keras.Model
+    global _apart
+    trainer, _apart = keras.Model, apart
     if many and backend == "tensorflow":
         _tensorflow(keras, trainer)
     plain = trainer.make_train_function
@@ -54,7 +56,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         data = _Seen(args[-1], backend != "torch") if hasattr(args[-1], "__next__") else args[-1]
         meet.fitting = True
         try:
-            out = function(*args[:-1], data)
+            out = function(*args[:-1], data) if _apart is None else _apart.step(model, function, (*args[:-1], data))
         finally:
             meet.fitting = False
         logs = out[0] if backend == "jax" else out
@@ -101,6 +103,9 @@ def _check(data: Any) -> None:
             flat = np.asarray(leaf).reshape(-1)
             some = flat if every else flat[:: max(1, flat.size // _SOME)]
             mine = zlib.crc32(repr(some.tolist()).encode() if some.dtype == object else some.tobytes(), mine)
+    if _apart is not None:
+        _apart.saw(mine)
+        return
     batch, loss = meet.world.broadcast(lambda: (mine, _loss))  # the loss to rounding: ranks may have unlike processors
     if batch != mine:
         raise SystemExit(f"oars: batch {_checked} is not the same on all ranks: something makes or draws its "

@@ -61,13 +61,19 @@ _mean.defvjp(lambda x: (_mean(x), None), lambda _, g: (_mean(g),))
 
 
 def means(tensors: list[Any]) -> list[Any]:
-    """Each averaged over ranks, all in one message for each precision; differentiable."""
+    """Each averaged over ranks, all in one message for each precision; differentiable. (A gradient that is coded, as
+    ``--wire`` says, is one that nobody differentiates.)"""
     results = list(tensors)
+    shapes = [tuple(t.shape) for t in tensors]
+    weights = not any(hasattr(t, "primal") for t in tensors) and meet.are_weights(shapes)
     for wide in (jnp.float32, jnp.float64):
         at = [i for i, t in enumerate(tensors) if (t.dtype == jnp.float64) == (wide == jnp.float64)]
         if not at:
             continue
-        mean = _mean(jnp.concatenate([tensors[i].astype(wide).reshape(-1) for i in at]))
+        coded = meet.coded([shapes[i] for i in at], wide) if weights else None
+        flat = jnp.concatenate([tensors[i].astype(wide).reshape(-1) for i in at])
+        mean = _mean(flat) if coded is None else _host(
+            functools.partial(meet.gradients, coded=coded), jax.ShapeDtypeStruct(flat.shape, flat.dtype), flat)
         ends = np.cumsum([tensors[i].size for i in at])[:-1].tolist()
         for i, part in zip(at, jnp.split(mean, ends), strict=True):
             results[i] = part.reshape(tensors[i].shape).astype(tensors[i].dtype)
@@ -104,12 +110,24 @@ class Share:
 
     def gather(self, rows: Any) -> Any:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        if meet.apart:
+            return repeated(rows)
         if not jnp.issubdtype(rows.dtype, jnp.inexact):
             rows = jax.lax.stop_gradient(rows)
         return _joined(rows, self)
 
 
 _joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
+
+
+def repeated(rows: Any) -> Any:
+    """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
+    return jnp.concatenate([rows] * meet.size)
+
+
+def now(args: Any, kwargs: Any) -> bool:
+    """Whether what is called runs now, and is not traced."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def rows_of(x: Any) -> Any:

@@ -32,6 +32,7 @@ def until_done(step: Callable[[], Any], changed: Callable[[], list[Any]]) -> Any
     while True:
         kept = [(v, v.read_value()) for v in changed()] if meet.world.survives else []
         _guarded = True
+        meet.begin()
         try:
             return step()
         except (RankLost, tf.errors.OpError):
@@ -59,6 +60,8 @@ def install() -> None:
 
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            meet.unite()
         if (_guarded or meet.inside or not meet.world.survives or not tf.executing_eagerly()
                 or tf.config.functions_run_eagerly()):
             return plain(self, *args, **kwargs)

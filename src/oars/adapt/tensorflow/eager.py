@@ -42,6 +42,11 @@ def install() -> None:
     tf.GradientTape._push_tape, tf.GradientTape._pop_tape = pushed, popped
 
 
+def recording() -> bool:
+    """Whether a tape of the script records."""
+    return bool(_recording)
+
+
 def on_tape() -> bool:
     """Whether this is an eager loop with one tape."""
     return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
@@ -83,6 +88,7 @@ class Call:
 
     def backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
         """Gradients of the inputs (if they are ``wanted``) and of variables, all of them; again after a loss."""
+        meet.begin()
         while True:
             try:
                 if self.era != meet.world.era:
@@ -103,7 +109,8 @@ class Call:
             if isinstance(g, tf.IndexedSlices):  # an embedding's
                 sums[i] = tf.IndexedSlices(_concat(g.values), _concat(g.indices), g.dense_shape)
         there = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
-        for i, mean in zip(there, wire.means([sums[i] for i in there], step=False), strict=True):
+        for i, mean in zip(there, wire.means([sums[i] for i in there], step=False, weights=True),
+                           strict=True):
             sums[i] = mean * tf.cast(meet.size, mean.dtype)
         if not wanted:
             return [None] * len(own), sums

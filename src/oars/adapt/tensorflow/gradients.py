@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import again, wire
+from oars.adapt.tensorflow import again, eager, wire
 from oars.engine.world import RankLost
 
 
-def exchanged(grads: Any) -> Any:
-    """Gradients averaged over ranks, in one message."""
-    if meet.inside:
+def exchanged(grads: Any, sources: Any) -> Any:
+    """Gradients of ``sources`` averaged over ranks, in one message; coded, if they are weights' and no tape sees it."""
+    if meet.inside or meet.apart:
         return grads
     if not meet.calls:
         meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
@@ -29,7 +29,9 @@ def exchanged(grads: Any) -> Any:
     leaves = tf.nest.flatten(grads)
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
-    for i, mean in zip(dense, wire.means([leaves[i] for i in dense]), strict=True):
+    weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable)
+                                            for s in tf.nest.flatten(sources))
+    for i, mean in zip(dense, wire.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:
         leaves[i] = wire.sparse_mean(leaves[i])
@@ -41,12 +43,12 @@ def install() -> None:
     plain = tf.GradientTape.gradient
 
     @functools.wraps(plain)
-    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         grads = None
         while True:
             try:
-                grads = plain(self, *args, **kwargs) if grads is None else grads
-                return exchanged(grads)
+                grads = plain(self, target, sources, *args, **kwargs) if grads is None else grads
+                return exchanged(grads, sources)
             except (RankLost, tf.errors.OpError) as error:
                 if not meet.lost and not isinstance(error, RankLost):
                     raise
@@ -64,7 +66,7 @@ def install() -> None:
 
 def _exchanging(plain: Any) -> Any:
     @functools.wraps(plain)
-    def gradients(*args: Any, **kwargs: Any) -> Any:
-        return exchanged(plain(*args, **kwargs))
+    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        return exchanged(plain(ys, xs, *args, **kwargs), xs)
 
     return gradients

@@ -103,15 +103,23 @@ def every(line: tf.Tensor) -> tf.Tensor:
     return total(own * line)
 
 
-def means(tensors: list[tf.Tensor], step: bool = True) -> list[tf.Tensor]:
-    """Each averaged over ranks, all in one message for each precision; differentiable. It counts as a ``step``."""
+def means(tensors: list[tf.Tensor], step: bool = True, weights: bool = False) -> list[tf.Tensor]:
+    """Each averaged over ranks, all in one message for each precision; differentiable. It counts as a ``step``.
+
+    Gradients of ``weights`` travel as ``--wire`` says.
+    """
+    weights = weights and all(t.shape.is_fully_defined() for t in tensors)
     results = list(tensors)
     for wide in (tf.float32, tf.float64):
         at = [i for i, t in enumerate(tensors) if (t.dtype == tf.float64) == (wide == tf.float64)]
         if not at:
             continue
         flat = tf.concat([tf.reshape(tf.cast(tensors[i], wide), [-1]) for i in at], 0)
-        mean = _mean(flat) if step else total(flat) / tf.cast(meet.size, wide)
+        coded = meet.coded([tuple(tensors[i].shape) for i in at], wide.as_numpy_dtype) if weights else None
+        if step or coded:
+            mean = _mean_of(flat, coded, step)
+        else:
+            mean = total(flat) / tf.cast(meet.size, wide)
         parts = tf.split(mean, [tf.size(tensors[i]) for i in at])
         for i, part in zip(at, parts, strict=True):
             results[i] = tf.ensure_shape(tf.cast(tf.reshape(part, tf.shape(tensors[i])), tensors[i].dtype),
@@ -128,9 +136,15 @@ def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(joined(g.values) / tf.cast(size, g.values.dtype), joined(g.indices), g.dense_shape)
 
 
-@tf.custom_gradient
-def _mean(flat: tf.Tensor) -> Any:
-    return _host(meet.gradients, flat.dtype, flat.shape, flat), _mean
+def _mean_of(flat: tf.Tensor, coded: Any, step: bool) -> tf.Tensor:
+    @tf.custom_gradient
+    def mean(flat: tf.Tensor) -> Any:
+        return _host(lambda x: meet.gradients(x, coded, step), flat.dtype, flat.shape, flat), exact
+
+    def exact(g: tf.Tensor) -> tf.Tensor:
+        return _mean_of(g, None, step)
+
+    return mean(flat)
 
 
 class Share:
@@ -157,6 +171,8 @@ class Share:
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
+        if meet.apart:
+            return repeated(rows)
         total_, cut, real = total, self.cut, self.real
 
         @tf.custom_gradient
@@ -171,6 +187,17 @@ class Share:
             return whole, back
 
         return joined(rows)
+
+
+def repeated(rows: tf.Tensor) -> tf.Tensor:
+    """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
+    size = place()[1] if not tf.executing_eagerly() else meet.size
+    return tf.tile(rows, tf.concat([[size], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
+
+
+def now(args: Any, kwargs: Any) -> bool:
+    """Whether what is called runs now, and is not put into a graph."""
+    return tf.executing_eagerly()
 
 
 def rows_of(x: Any) -> Any:

@@ -42,7 +42,7 @@ def install(world: Any, plan: dict, record: Any) -> None:
             part.install()
     steps.install(torch, gradients)
     if ctx.alone:
-        apart.install(gradients)
+        ctx.together = apart.install(gradients)
     if plan.get("snapshot") is not None:
         taking = snapshots.install(gradients)
         if "joining" in plan:

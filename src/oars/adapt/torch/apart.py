@@ -116,6 +116,8 @@ class Apart:
                 self.estimate.see(leaves)
                 if rows:
                     self.owed.to_learn()
+                else:
+                    self.owed.unknown = self.estimate.whole
                 if not ctx.apart and ctx.record.steps >= self.warmup:
                     self.part()
             return

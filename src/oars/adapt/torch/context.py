@@ -39,6 +39,7 @@ class Context:
         self.grown = 0  # the era in which ranks last joined
         self.alone = False  # ranks train on their own for a while (--sync local)
         self.apart = False  # ... and do so now
+        self.together: Any = None  # ... and where they meet (``apart.Apart``)
         self.shares: tuple[int, ...] = ()  # how fast each rank is, where they differ much: batches are cut like that
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost

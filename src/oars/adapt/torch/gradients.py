@@ -268,7 +268,7 @@ class Gradients:
                     exchange.reserve(plan.nbytes)
                     plan.lay_in(exchange, gradients)
                     exchange.agree(header)
-                exchange.average(plan.spans, plan.shapes)
+                exchange.average(plan.spans, plan.shapes, plan.digest)
                 plan.take_out(gradients)
         self.interrupt |= bool(headers[:, 2].any())
 

@@ -3,7 +3,8 @@
 While ranks train on their own, every rank remembers who has which samples of the batches since the last average. When a
 rank dies, its part of them is spread over the batches to come of the same loader: these are a little larger. So no
 sample of an epoch is left out, and the loop keeps its number of steps. Where no batch is left to take them, or batches
-have to be of one size (``drop_last``), one line says how many were lost.
+have to be of one size (``drop_last``), one line says how many were lost; so where batches come from no loader, or from
+one that the script reads in a thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from oars.adapt.torch import loaders
 from oars.adapt.torch.collate import Cut
@@ -43,12 +43,14 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: WeakKeyDictionary[loaders.Key, list] = WeakKeyDictionary()
+        self._owes: dict[loaders.Key, list] = {}  # also if the loader is gone: what it owes is told at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
         self.settled = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
         self._taken = 0  # ... since it was last asked
+        self.unknown = 0  # rows of the batch that the script trains on, if it is no loader's
+        self._unknown = 0  # ... of all such since the last average
         self.fresh = True  # the batch under way is of a pass that it has not learnt from
         self._gone: set[int] = set()
         ctx.world.on_loss.append(lambda gone, phase: self._gone.update(gone))
@@ -81,6 +83,9 @@ class Owed:
     def learnt(self) -> None:
         """There was a backward: the script has learnt from the last batch of each loader that it has been handed."""
         batches = {batch.place[0]: batch for batch in self._handed}
+        if ctx.apart and not batches:
+            self._unknown += self.unknown
+        self.unknown = 0
         self._handed = [batch for batch in self._handed if batch is not batches[batch.place[0]]]
         self._put_back()
         for batch in batches.values():
@@ -95,6 +100,7 @@ class Owed:
     def not_learnt(self) -> None:
         """The ranks evaluate, or begin another pass: what the script was handed is not for learning."""
         self._put_back()
+        ctx.handed.clear()
         self._last = None
 
     def _put_back(self) -> None:
@@ -115,7 +121,7 @@ class Owed:
             os.write(fd, "".join(lines).encode())
             os.close(fd)
         self._since.clear()
-        self.rows, self.settled = 0, self.settled + 1
+        self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
 
     def taken(self) -> int:
         """Rows that this rank has learnt from since this was last asked."""
@@ -128,10 +134,11 @@ class Owed:
 
     def mourn(self, told: dict[int, int]) -> None:
         """What the dead had learnt since the last average is lost, but for the first batches, where they have told."""
-        lost = 0
+        lost, gone = 0, len(self._gone)
+        _tell(self._unknown * gone // (ctx.size + gone),
+              "they came from no loader, or from one that is read in a thread")
         for i, batch in enumerate(self._since):
-            dead = [m for m in sorted(self._gone & batch.samples.keys()) if i >= told.get(m, 0)]
-            parts = [batch.samples.pop(m) for m in dead]
+            parts = [batch.samples.pop(m) for m in sorted(self._gone & batch.samples.keys()) if i >= told.get(m, 0)]
             samples = [s for part in parts for s in part]
             if batch.loader.drop_last:
                 lost += len(samples)
