@@ -41,4 +41,4 @@ def test_keras_on_its_own_learns_as_one_process_does(tmp_path, alone, backend, r
     if backend == "torch":
         assert run.learnt() == dict.fromkeys(range(240), 4)  # in the two trainings by fit
     else:
-        assert run.err.count("as under --sync allreduce") == 1  # the loop by hand
+        assert "as under --sync allreduce" in run.err  # the loop by hand
