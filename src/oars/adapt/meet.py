@@ -10,8 +10,10 @@ code, which cannot be left, nothing more is said until the step has run to its e
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
+import zlib
 from collections.abc import Callable
 from math import prod
 from typing import Any, NoReturn
@@ -53,6 +55,7 @@ class Meet:
         self.apart = False  # in a step of training that asks nobody (--sync local)
         self.unite: Callable[[], None] = lambda: None  # what such steps have left is averaged before all else
         self.partial = False  # some of these give gradients that are not yet the mean over ranks
+        self.leads = False  # no other adapter recovers from losses
         self._exchange: Any = None  # exact
         self._coded: Any = None  # for gradients, as --wire says
         self._left: dict = {}  # what codes had lost when the step under way began
@@ -67,6 +70,7 @@ class Meet:
         if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
             world.adopt()
             world.phase = lambda: "step"
+            self.leads = True
         self.rank, self.size, self.era = world.rank, world.size, world.era
         self._exchange, self._coded = Exchange(world), exchange_by(world, plan.get("wire", "fp32"))
 
@@ -174,6 +178,13 @@ class Meet:
         if width and len(whole):
             self.world.allgather_rows(_bytes(np.ascontiguousarray(rows), width), counts, _bytes(whole, width))
         return whole
+
+    def same(self, *arrays: np.ndarray) -> bool:
+        """Whether all ranks hold the same, to the bit."""
+        self.current(self.era)
+        mine = functools.reduce(lambda crc, array: zlib.crc32(array.tobytes(), crc), arrays, 0)
+        told = self.world.allgather_alike(np.array([mine, sum(array.nbytes for array in arrays)]))
+        return bool((told == told[0]).all())
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """Summed over ranks."""

@@ -1,5 +1,7 @@
 """Loops written by hand for TensorFlow, as in Keras's own guides."""
 
+import sys
+
 import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import keras
@@ -137,6 +139,79 @@ def functions_in_functions():
     for x, y in batches():
         tell("losses", both(x, y))
     keep(critic, actor)
+
+
+class Centred(layers.Layer):
+    """Its rows meet."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(x, axis=0, keepdims=True)
+
+
+@scene
+def whole_beside_cut():
+    """An embedding of a model that runs whole beside one that is cut; a tape that is asked twice."""
+    x, y = table()
+    words = (np.abs(x[:, :4]) * 4).astype("int32") % 7
+    cut = mlp()
+    whole = keras.Sequential([layers.Embedding(7, 4), layers.GlobalAveragePooling1D(), Centred(), layers.Dense(3)])
+    for _ in range(2):
+        with tf.GradientTape(persistent=True) as tape:
+            out = cut(x)
+            losses = loss_of(y, out), tf.reduce_sum(out**2)
+        tell("norms", [tf.linalg.global_norm(tape.gradient(loss, cut.trainable_weights)) for loss in losses])
+    train(compiled(whole), words, y)
+
+
+@scene
+def restored_before_built():
+    """A checkpoint waits for weights and an optimizer that are not there yet."""
+    for _ in range(2):
+        model, optimizer = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(3)]), keras.optimizers.Adam(0.05)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        manager = tf.train.CheckpointManager(checkpoint, "resumed", max_to_keep=2)
+        checkpoint.restore(manager.latest_checkpoint)
+        for x, y in batches():
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True))
+            tell("loss", loss)
+        print(manager.save())
+
+
+@scene
+def files_of_images():
+    """What reads and decodes is mapped before the batch; how often, stderr is told: each rank has its own number."""
+    seen = []
+
+    def noted(i):
+        seen.append(i)
+        return np.int32(i % 3)
+
+    def load(i, name):
+        image = tf.cast(tf.io.decode_png(tf.io.read_file(name), channels=3), tf.float32) / 255
+        return tf.image.resize(image, [4, 4]), tf.ensure_shape(tf.numpy_function(noted, [i], tf.int32, False), [])
+
+    rng = np.random.default_rng(2)
+    names = [f"images/{i}.png" for i in range(51)]
+    tf.io.gfile.makedirs("images")
+    for name in names:
+        tf.io.write_file(name, tf.io.encode_png(rng.integers(0, 256, (6, 6, 3)).astype("uint8")))
+    model = compiled(keras.Sequential([layers.Input((4, 4, 3)), layers.Flatten(), layers.Dense(3)]))
+    data = tf.data.Dataset.from_tensor_slices((np.arange(51), names)).shuffle(60, seed=3).map(load, 2).batch(16)
+    train(model, data.prefetch(2))
+    for x, _ in data:
+        tell("mean", tf.reduce_mean(x))
+    print("mapped", len(seen), "times", file=sys.stderr)
+    with tf.io.TFRecordWriter("images.tfrecord") as writer:
+        for i in range(20):
+            writer.write(tf.io.serialize_tensor(tf.range(i, i + 3)).numpy())
+    records = tf.data.TFRecordDataset(["images.tfrecord"])
+    for row in records.map(lambda r: tf.ensure_shape(tf.io.parse_tensor(r, tf.int32), [3])).batch(8):
+        tell("records", tf.reduce_sum(row, 1))
+    for row in records.cache("images.cache").map(tf.strings.length).batch(20):
+        tell("lengths", row)
 
 
 @scene

@@ -1,4 +1,5 @@
-"""A session of TensorFlow 1 for ranks to die in: dropout, statistics of the batch with a moving average, a counter."""
+"""A session of TensorFlow 1 for ranks to die in: dropout, statistics of the batch with a moving average, a counter,
+gradients that are added up, a condition."""
 
 import numpy as np
 import tensorflow as tf
@@ -34,3 +35,22 @@ with tf.Session() as session:
             print(f"accuracy {session.run(accuracy, {x: data, y: labels, keep: 1.0}):.4f}")
     print("step", session.run(step), "moving", " ".join(f"{v:.5f}" for v in session.run(moving)))
     print("weights", " ".join(f"{v:.5f}" for v in session.run(weights)[0]))
+
+    # Gradients that are added up, and applied in a run that is fed nothing.
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss, [weights, bias])
+    sums = [tf.Variable(tf.zeros(v.shape), trainable=False) for _, v in pairs]
+    add = [kept.assign_add(g) for kept, (g, _) in zip(sums, pairs, strict=True)]
+    apply = optimizer.apply_gradients([(kept, v) for kept, (_, v) in zip(sums, pairs, strict=True)])
+    session.run(tf.variables_initializer(sums))
+    for _ in range(2):
+        session.run(add, feed)
+    session.run(apply)
+    print("weights", " ".join(f"{v:.5f}" for v in session.run(weights)[0]))
+
+    # A condition, which cannot be cut, in a part of the graph that is made after others have run.
+    flag, scale = tf.placeholder(tf.bool, []), tf.Variable(1.0)
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.nn.l2_loss(tf.cond(flag, lambda: x * scale, lambda: x)))
+    session.run(scale.initializer)
+    session.run(train, {x: data[:8], flag: True})
+    print("scale", f"{session.run(scale):.4f}")

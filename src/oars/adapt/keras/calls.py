@@ -122,6 +122,9 @@ def _built(model: Any, plain: Any, args: tuple, kwargs: dict) -> bool:
         return x if wire.rows_of(x) is None else KerasTensor(x.shape, backend.standardize_dtype(x.dtype))
 
     if not model.built:
+        # A checkpoint that was restored before there were weights waits for them, but what is assigned here is lost.
+        if any(getattr(layer, "_self_unconditional_deferred_dependencies", None) for layer in model._flatten_layers()):
+            return False
         args, kwargs = tree.map_structure(symbolic, (args, kwargs))
         try:
             with inside():

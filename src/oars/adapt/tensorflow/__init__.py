@@ -1,5 +1,6 @@
 """TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``), steps that
-are done again after a loss (``again``), files that TensorFlow writes by itself (``files``).
+are done again after a loss (``again``), files that TensorFlow writes by itself (``files``), pipelines that are read in
+parts (``reading``).
 
 What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
 TensorFlow 1 are in ``sessions``.
@@ -27,7 +28,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     from oars.adapt.imports import when_imported
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import again, eager, files, gradients
+    from oars.adapt.tensorflow import again, eager, files, gradients, reading
 
     meet.start(world, plan, record)
     files.install(tf)
@@ -35,6 +36,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     eager.install()
     gradients.install()
     again.install()
+    reading.install()
     when_imported("tf_keras", lambda _: record.notice(
         "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))
     _without_xla(tf, record)

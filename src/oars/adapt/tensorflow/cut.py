@@ -51,7 +51,8 @@ class Cut:
         self.messages: dict[str, Message] = {}  # by the operation of its result
         self.open: set[str] = set()  # open placeholders
         self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
-        self.refused, self.used = False, False
+        self.refused = False  # all runs are of the script's graph
+        self.first, self.second = set[str](), set[str]()  # what has drawn in runs of either version
         with _Building(graph):
             # This run is cut?, own first row, own rows, all rows.
             self.place = tf.compat.v1.placeholder_with_default(np.array([0, 0, -1, 0], np.int32), [4])
@@ -77,6 +78,10 @@ class Cut:
             return value.tensor
         with self.lock, _Building(self.graph):
             return self.whole(value).tensor
+
+    def is_other(self, name: str) -> bool:
+        """Whether this operation has a second version that is not itself."""
+        return name in self._ops and self._ops[name].name != name
 
     def _grow(self, op: Any) -> None:
         waiting = [op]

@@ -53,17 +53,18 @@ def on_tape() -> bool:
 
 
 class Call:
-    """One call of a model. ``forward(share, tape)`` runs it on these rows; it gives its inputs and outputs, flat."""
+    """One call of a model. ``forward(share, tape)`` runs it on these rows; it gives its inputs and outputs, flat. If
+    gradients can be asked for ``often`` (of a persistent tape), the graph is kept."""
 
-    def __init__(self, model: Any, first: Any, forward: Callable[[Any, Any], tuple[list, list]]) -> None:
-        self.first, self.forward, self.variables = first, forward, model.variables
+    def __init__(self, model: Any, first: Any, forward: Callable[[Any, Any], tuple[list, list]], often: bool) -> None:
+        self.first, self.forward, self.variables, self.often = first, forward, model.variables, often
         self.before = [v._value.read_value() for v in self.variables]
         self.given: dict[int, Any] = {}  # in another forward: what stands for a variable
         self._run(ExitStack())
 
     def _run(self, scope: Any) -> None:
         self.share, self.era = wire.Share(self.first), meet.era
-        self.tape = tf.GradientTape()
+        self.tape = tf.GradientTape(persistent=self.often)
         with self.tape, scope:
             for value in self.given.values():
                 self.tape.watch(value)
@@ -130,7 +131,7 @@ def call(model: Any, first: Any, inputs: list[Any], forward: Callable[[Any, Any]
     @tf.custom_gradient
     def whole(*inputs: Any) -> Any:
         with outer.stop_recording():
-            made = Call(model, first, forward)
+            made = Call(model, first, forward, outer._persistent)
             outs = made.joined()
 
         def back(*grads: Any, variables: Any = ()) -> Any:

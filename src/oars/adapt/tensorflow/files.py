@@ -7,8 +7,14 @@ patched (on one rank: nothing)                  what it does on N ranks
 ``tf.compat.v1.train.Saver``,                   the same files
 ``tf.saved_model.save``
 ``tf.io.gfile``: remove, rmtree, rename, copy,  the first rank does it, and tells what it got or which error; so also
-mkdir; exists, isdir, glob, listdir             what is asked of files is one answer, and ranks decide alike
-``tf.io.gfile.GFile``                           the overlay, as for ``open``
+mkdir; exists, isdir, glob, listdir;            what is asked of files is one answer, and ranks decide alike
+``tf.io.matching_files``
+``tf.io.gfile.GFile``; in eager code            the overlay, as for ``open``
+``tf.io.read_file`` and ``write_file``
+``tf.io.TFRecordWriter``                        the overlay; when it is closed, the others wait for the first rank
+``Dataset.save``, ``Dataset.cache("file")``     the first rank's are real, the others' go to a temporary folder
+``tf.compat.v1.Session``, ``iter`` of a         first the others wait for the first rank: TensorFlow reads its files,
+``Dataset`` (``reading``)                       and they may have been written a moment ago
 ``tf.summary`` writers                          the first rank's are real, the others' go to a temporary folder
 =============================================== =====================================================================
 """
@@ -27,25 +33,25 @@ from oars.adapt.meet import meet
 
 _FIRST = ("delete_file", "delete_recursively", "rename", "copy", "create_dir", "file_exists", "is_directory",
           "get_matching_files", "list_directory")
-_acting = False  # on the first rank, inside one of these: what it is made of is not said to the others
+acting = False  # on the first rank, inside one of these: what it is made of is not said to the others
 
 
 def first_rank_only(plain: Any, give: Any = None) -> Any:
     """``plain`` on the first rank, while the others wait; ``give`` makes of what it told what each rank returns."""
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _acting or threading.current_thread() is not threading.main_thread():
+        if acting or threading.current_thread() is not threading.main_thread():
             return plain(*args, **kwargs)
 
         def act() -> Any:
-            global _acting
-            _acting = True
+            global acting
+            acting = True
             try:
                 told = plain(*args, **kwargs)
             except Exception as error:
                 return error
             finally:
-                _acting = False
+                acting = False
             if isinstance(told, (str, bytes)):
                 return os.fsdecode(told)
             return told if isinstance(told, (bool, list)) else None
@@ -56,6 +62,12 @@ def first_rank_only(plain: Any, give: Any = None) -> Any:
         return give(told, *args) if give is not None else told
 
     return call
+
+
+def wait() -> None:
+    """Go on when the first rank has come here."""
+    if not acting and threading.current_thread() is threading.main_thread():
+        meet.world.broadcast(lambda: None)
 
 
 def _prefix(told: Any, saver: Any, prefix: Any, *_: Any) -> Any:
@@ -69,7 +81,9 @@ def _path(told: Any, *_: Any) -> Any:
 def install(tf: Any) -> None:
     """Patch savers, writers and gfile."""
     from tensorflow.python.checkpoint import functional_saver
-    from tensorflow.python.lib.io import file_io
+    from tensorflow.python.data.ops import dataset_ops
+    from tensorflow.python.lib.io import file_io, tf_record
+    from tensorflow.python.ops import gen_io_ops
     from tensorflow.python.ops import gen_summary_ops as summary
     from tensorflow.python.platform import gfile
     from tensorflow.python.saved_model import save as saved_model
@@ -86,6 +100,10 @@ def install(tf: Any) -> None:
             for public in [public for public, value in vars(module).items() if value is plain]:
                 setattr(module, public, changed)
     _overlay(file_io.FileIO)
+    _records(tf_record.TFRecordWriter)
+    tf.io.read_file, tf.io.write_file = _at_once(tf, tf.io.read_file, "r"), _at_once(tf, tf.io.write_file, "w")
+    tf.io.matching_files = gen_io_ops.matching_files = _matching(tf, gen_io_ops.matching_files)
+    _datasets(dataset_ops.DatasetV2)
     summary.create_summary_file_writer = _private(summary.create_summary_file_writer)
     # Of tensorboard only what writes by TensorFlow may know of it (see the overlay's patches).
     when_imported("tensorboard.compat", lambda compat: setattr(compat, "tf2", tf))
@@ -106,13 +124,73 @@ def _private(plain: Any) -> Any:
     return create
 
 
+def _at_once(tf: Any, plain: Any, mode: str) -> Any:
+    """An operation on a file, which in a graph has a name that is not known."""
+    @functools.wraps(plain)
+    def call(filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            filename = _moved(os.fsdecode(tf.convert_to_tensor(filename).numpy()), mode)
+        return plain(filename, *args, **kwargs)
+
+    return call
+
+
+def _matching(tf: Any, plain: Any) -> Any:
+    told = first_rank_only(lambda pattern: [os.fsdecode(name) for name in plain(pattern).numpy()])
+
+    @functools.wraps(plain)
+    def matching_files(pattern: Any, name: Any = None) -> Any:
+        return tf.constant(told(pattern), tf.string) if tf.executing_eagerly() else plain(pattern, name)
+
+    return matching_files
+
+
+def _datasets(dataset: Any) -> None:
+    cache, save = dataset.cache, dataset.save
+
+    @functools.wraps(cache)
+    def cached(self: Any, filename: Any = "", name: Any = None) -> Any:
+        own = not isinstance(filename, (str, os.PathLike)) or not os.fspath(filename) or meet.record.voice
+        return cache(self, filename if own else _own(filename) + "/cache", name)
+
+    @functools.wraps(save)
+    def saved(self: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        save(self, _own(path), *args, **kwargs)
+        wait()
+
+    dataset.cache, dataset.save = cached, saved
+
+
+def _moved(name: Any, mode: str) -> Any:
+    """Where the overlay has this file."""
+    redirect = files.redirect()
+    if redirect is None or not isinstance(name, (str, os.PathLike)) or "://" in os.fspath(name):
+        return name
+    return redirect(name, mode.replace("b", "").replace("+", "")[:1] or "r")
+
+
 def _overlay(file: Any) -> None:
-    plain, redirect = file.__init__, files.redirect()
+    plain = file.__init__
 
     @functools.wraps(plain)
     def init(self: Any, name: Any, mode: str, *args: Any, **kwargs: Any) -> None:
-        if redirect is not None and isinstance(name, (str, os.PathLike)) and "://" not in os.fspath(name):
-            name = redirect(name, mode.replace("b", "").replace("+", "")[:1] or "r")
-        plain(self, name, mode, *args, **kwargs)
+        plain(self, _moved(name, mode), mode, *args, **kwargs)
 
     file.__init__ = init
+
+
+def _records(writer: Any) -> None:
+    """Records are read by TensorFlow, from the first rank's file: it must be there when the others go on."""
+    init, close = writer.__init__, writer.close
+
+    @functools.wraps(init)
+    def opened(self: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, _moved(path, "w"), *args, **kwargs)
+
+    @functools.wraps(close)
+    def closed(self: Any) -> None:
+        close(self)
+        wait()
+
+    writer.__init__, writer.close = opened, closed
+    writer.__exit__ = lambda self, *error: self.close()

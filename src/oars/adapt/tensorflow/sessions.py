@@ -16,7 +16,8 @@ from typing import Any
 
 from oars.adapt.random import common_seed
 
-_GONE = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
+_BY_HAND = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
+_GONE = ("contrib", "layers", "estimator", "nn.rnn_cell")
 
 
 def install(tf: Any, world: Any, record: Any) -> None:
@@ -30,8 +31,10 @@ def install(tf: Any, world: Any, record: Any) -> None:
     for name in dir(old):
         if not name.startswith("__"):
             setattr(tf, name, getattr(old, name))
-    for name in _GONE:
+    for name in _BY_HAND:
         setattr(old.train, name, _refused(name))
+    for name in _GONE:
+        _say_gone(tf, name)
     _give_mnist()
     _runs(old, world, record)
     if world is not None:
@@ -45,6 +48,29 @@ def _refused(name: str) -> Any:
                          "Server and replica_device_setter, and let oars run -n start the ranks")
 
     return call
+
+
+def _say_gone(tf: Any, name: str) -> None:
+    """Whatever is wanted of ``tf.name``, imported or called, ends the script with one line."""
+    above, _, last = name.rpartition(".")
+    gone = _Gone(f"tensorflow.{name}")
+    sys.modules[gone.__name__] = gone
+    for holder in (getattr(tf, above) if above else tf, getattr(tf.compat.v1, above) if above else tf.compat.v1):
+        setattr(holder, last, gone)
+
+
+class _Gone(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # somebody looks through all modules
+            raise AttributeError(name)
+        self._end("" if name == "__path__" else f".{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._end("")
+
+    def _end(self, part: str) -> None:
+        raise SystemExit(f"oars: tf{self.__name__.removeprefix('tensorflow')}{part} went with TensorFlow 1 and is not "
+                         "in today's: write that part with tf.nn, tf.get_variable and tf.train")
 
 
 def _give_mnist() -> None:
@@ -86,6 +112,8 @@ def _runs(old: Any, world: Any, record: Any) -> None:
         known = trains.get(self.graph)
         training = [] if known is None else [op for op in known if op in stages.names(self.graph, fetches)]
         loss = known[training[0]] if known and training else None
+        if loss is not None and not stages.comes_along(self.graph, loss, fetches):
+            loss = None
         asked = fetches if loss is None else (fetches, loss)
         if world is None or known is None:
             out = plain_run(self, asked, feed_dict, options, run_metadata)
@@ -108,6 +136,8 @@ def _runs(old: Any, world: Any, record: Any) -> None:
 
 def _whole_graphs_placed(old: Any) -> None:
     """A session that places only what it runs, as an InteractiveSession does, loses what a partial run is fed later."""
+    from oars.adapt.tensorflow import files
+
     base = old.Session.__mro__[1]
     plain = base.__init__
 
@@ -116,6 +146,7 @@ def _whole_graphs_placed(old: Any) -> None:
         if isinstance(config, old.ConfigProto):
             config = old.ConfigProto.FromString(config.SerializeToString())
             config.graph_options.place_pruned_graph = False
+        files.wait()  # its readers read what the script may just have written
         plain(self, target, graph, config)
 
     base.__init__ = init

@@ -36,15 +36,17 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     try:
         mapped = _each(fetches, functools.partial(_mapped, cut))
         feeds = {_fed(cut, key): value for key, value in (feeds or {}).items()}
-        plan = cut.plans.get(_key(mapped)) or cut.plans.setdefault(_key(mapped), Plan(cut, mapped))
+        plan = cut.plans.get(_key(mapped))
+        if plan is None:
+            plan = cut.plans[_key(mapped)] = Plan(cut, mapped)
+            cut.second |= {name for name in _drawing(cut.graph, fetches) if cut.is_other(name)}
+            _check_streams(cut)
     except Refused as refusal:
-        if cut.used:  # its random numbers have been drawn from the second version's streams
-            raise SystemExit(f"oars: this run cannot be cut ({refusal}), and others before it were: make all of the "
-                             "graph before the first run") from None
         _say_whole(str(refusal))
-        cut.refused = True
+        cut.refused = not cut.second
+        cut.first |= _drawing(cut.graph, fetches)
+        _check_streams(cut)
         return plain(session, fetches, feeds, options, metadata)
-    cut.used = cut.used or _key(mapped) != _key(fetches)
     rows = {len(np.atleast_1d(value)) for key, value in feeds.items()
             if isinstance(key, tf.Tensor) and key.op.name in cut.open}
     reason = plan.reason
@@ -58,6 +60,19 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
             or threading.current_thread() is not threading.main_thread()):
         return plain(session, mapped, feeds, options, metadata)
     return _until_done(session, plain, cut, plan, mapped, feeds, rows.pop())
+
+
+def _drawing(graph: Any, fetches: Any) -> set[str]:
+    """What draws in a run of these fetches."""
+    ops = map(graph.get_operation_by_name, names(graph, fetches))
+    return {op.name for op in ops if _acts(op) and not _writes(op)}
+
+
+def _check_streams(cut: Cut) -> None:
+    """One stream of random numbers must not become two."""
+    if cut.first & cut.second:
+        raise SystemExit(f"oars: {min(cut.first & cut.second)} is in a run that can be cut and in one that cannot (it "
+                         "has a loop or a condition): make all of the graph before the first run")
 
 
 def _say_whole(reason: str) -> None:
@@ -113,6 +128,18 @@ def names(graph: Any, fetches: Any) -> set[str]:
     return _names(graph, tuple(f if isinstance(f, str) else f.name for f in _flat(fetches)))
 
 
+@functools.lru_cache(256)
+def _free(graph: Any, name: str, fetched: tuple[str, ...]) -> bool:
+    more = behind([graph.as_graph_element(name).op])
+    others = [more[op] for op in more.keys() - _names(graph, fetched)]
+    return not any(op.type.startswith("Placeholder") or _acts(op) for op in others)
+
+
+def comes_along(graph: Any, name: str, fetches: Any) -> bool:
+    """Whether a run of these fetches can give this tensor too: with no more feeds, and doing nothing else."""
+    return _free(graph, name, tuple(f if isinstance(f, str) else f.name for f in _flat(fetches)))
+
+
 class Plan:
     """The stages of a run: which messages, what is drawn or read in them, which variables change before the last."""
 
@@ -127,7 +154,7 @@ class Plan:
         self.sources: list[list[Any]] = [[] for _ in self.stages]  # what another run would not give again, by stage
         self.changed: list[Any] = []  # variables that are changed before the last message
         for name, op in found.items():
-            if at[name] >= last or not op.op_def.is_stateful and not _writes(op) or op.type in _READS:
+            if at[name] >= last or not _acts(op):
                 continue
             if _writes(op):
                 self._written(cut, op)
@@ -155,6 +182,11 @@ def _writes(op: Any) -> bool:
     """Whether it changes a variable."""
     return op.type not in _READS and (any(arg.is_ref for arg in op.op_def.input_arg) or (
         op.op_def.is_stateful and any(t.dtype == tf.resource for t in op.inputs)))
+
+
+def _acts(op: Any) -> bool:
+    """Whether it changes something, or gives something else every time: random numbers, elements of a queue."""
+    return op.type not in _READS and (op.op_def.is_stateful or _writes(op))
 
 
 def _feedable(tensor: Any) -> bool:

@@ -128,11 +128,17 @@ def means(tensors: list[tf.Tensor], step: bool = True, weights: bool = False) ->
 
 
 def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
-    """An embedding's gradient averaged over ranks: all ranks' rows of it, as one process would have them."""
-    def joined(x: tf.Tensor) -> tf.Tensor:
-        return _host(meet.concat, x.dtype, [None, *x.shape[1:]], x)
+    """An embedding's gradient averaged over ranks: all ranks' rows of it, as one process would have them.
 
-    size = place()[1] if not tf.executing_eagerly() else meet.size
+    Of a model that runs whole every rank has all rows: twice the half of each would be another thing to an optimizer
+    that squares them.
+    """
+    whole = _host(meet.same, tf.bool, [], g.values, g.indices)
+
+    def joined(x: tf.Tensor) -> tf.Tensor:
+        return _host(lambda a, whole: a if whole else meet.concat(a), x.dtype, [None, *x.shape[1:]], x, whole)
+
+    size = tf.where(whole, 1, place()[1] if not tf.executing_eagerly() else meet.size)
     return tf.IndexedSlices(joined(g.values) / tf.cast(size, g.values.dtype), joined(g.indices), g.dense_shape)
 
 
