@@ -1,4 +1,5 @@
-# Every target does its own set-up: Python 3.10 or newer and make are all it needs.
+# Every target does its own set-up: Python 3.10 or newer and make are all it needs (the tests: a C++ compiler and
+# Python's headers too, which torch.compile asks for).
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -12,7 +13,7 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
-	@echo "make test   ruff, mypy and the whole test suite"
+	@echo "make test   ruff, mypy and the whole test suite (torch.compile wants a C++ compiler and Python's headers: the Debian packages g++ and python3-dev)"
 	@echo "make test-slurm  the tests on several hosts, two nodes of a real Slurm among them (root, and the Debian packages slurm-wlm, slurm-wlm-torque, libpmix-dev, munge, iproute2)"
 	@echo "make test-keras  every Keras and TensorFlow scene on every backend (make test plays some on each)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
