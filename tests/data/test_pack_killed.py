@@ -72,7 +72,7 @@ def test_ctrl_c_is_clean_and_the_work_goes_on(archive, tmp_path):
     root, _ = archive
     for attempt in range(20):
         out = tmp_path / f"out-{attempt}"
-        process = start(root / "a", out, stderr=subprocess.PIPE, text=True)
+        process = start(root / "a", out, workers=8, stderr=subprocess.PIPE, text=True)  # some have just been born
         while process.poll() is None and not any(out.glob("train/.work/shard-*.tmp")):
             time.sleep(0.001)
         if process.poll() is None:

@@ -20,6 +20,7 @@ from oars.data.errors import DataError
 
 # A fork is there at once. Elsewhere than on Linux it is not safe, and each worker starts a Python of its own.
 _context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _parent: int | None = None
 _report: Callable[[int, int], None] = lambda items, size: None  # noqa: E731
 
@@ -79,7 +80,11 @@ class _Worker:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.pipe, theirs = _context.Pipe()
         self._process = _context.Process(target=_serve, args=(function, theirs, os.getpid()), daemon=True)
-        self._process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the child has said what it does about them
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def give(self, task: Any) -> None:
@@ -125,6 +130,7 @@ def _serve(function: Callable[[Any], Any], pipe: Any, parent: int) -> None:
     global _parent, _report
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     _parent, done = parent, [0, 0]
 
     def report(items: int, size: int) -> None:
