@@ -245,21 +245,24 @@ class _Flat:
         return [part.reshape(shape).astype(kind) for part, (shape, kind) in zip(parts, self._kinds, strict=True)]
 
 
-def install(keras: Any, wire: Any, backend: str) -> Apart:
-    """Patch what looks at a model from outside."""
-    apart = Apart(wire, backend == "jax")
-    model = keras.Model
-
+def unite_before_looks(model: Any, unite: Callable[[], None]) -> None:
+    """Patch what looks at a model from outside: first all ranks ``unite``."""
     def united(method: Any) -> Any:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            apart.unite()
+            unite()
             return method(*args, **kwargs)
 
         return call
 
     for name in UNITED:
         setattr(model, name, united(getattr(model, name)))
+
+
+def install(keras: Any, wire: Any, backend: str) -> Apart:
+    """Patch what trains a model, calls it, or looks at it from outside."""
+    apart, model = Apart(wire, backend == "jax"), keras.Model
+    unite_before_looks(model, apart.unite)
     plain_logs, plain_call = model._get_metrics_result_or_logs, model.__call__
 
     @functools.wraps(plain_logs)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
-from oars.adapt.keras.apart import UNITED
+from oars.adapt.keras.apart import unite_before_looks
 from oars.adapt.meet import end
 from oars.adapt.torch import lineage
 from oars.adapt.torch.apart import EVALUATION, WEIGHTS
@@ -93,18 +93,8 @@ def _average(metrics: list) -> None:
 def install(keras: Any) -> Apart:
     """Patch what looks at a model from outside."""
     apart, model = Apart(), keras.Model
+    unite_before_looks(model, apart.unite)
     plain_logs = model._get_metrics_result_or_logs
-
-    def united(method: Any) -> Any:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            apart.unite()
-            return method(*args, **kwargs)
-
-        return call
-
-    for name in UNITED:
-        setattr(model, name, united(getattr(model, name)))
 
     @functools.wraps(plain_logs)
     def logs_of(self: Any, logs: Any) -> Any:
