@@ -1,7 +1,8 @@
-"""A training for `bench/keras_table.py`: a plain Keras script, or with --ddp the same by hand over torch.distributed.
+"""A training for `bench/keras_table.py`: a plain Keras script, or the same by hand over torch.distributed or
+jax.distributed.
 
     KERAS_BACKEND=jax python bench/keras_train.py --net cnn
-    KERAS_BACKEND=torch python bench/keras_train.py --net cnn --ddp 2
+    KERAS_BACKEND=torch python bench/keras_train.py --net cnn --by-hand 2
 
 Prints one line of JSON: the median time of a step of ``fit`` (by hand: of the loop), and the last loss.
 """
@@ -19,7 +20,7 @@ parser.add_argument("--net", choices=("cnn", "mlp"), default="cnn")
 parser.add_argument("--batch", type=int, default=64, help="global batch")
 parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--warmup", type=int, default=6)
-parser.add_argument("--ddp", type=int, metavar="N", help="by hand, on N processes (the torch backend)")
+parser.add_argument("--by-hand", type=int, metavar="N", help="on N processes (the torch and jax backends)")
 args = parser.parse_args()
 
 
@@ -34,8 +35,13 @@ def launch(n):
     return max(abs(rank.wait()) for rank in ranks)
 
 
-if args.ddp and "RANK" not in os.environ:
-    sys.exit(launch(args.ddp))
+if args.by_hand and "RANK" not in os.environ:
+    sys.exit(launch(args.by_hand))
+if args.by_hand and os.environ["KERAS_BACKEND"] == "jax":  # before anything of JAX is used
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", args.by_hand, int(os.environ["RANK"]))
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -72,24 +78,28 @@ def by_fit():
     model.fit(x, y, batch_size=args.batch, epochs=-(-(args.warmup + args.steps) // 4), verbose=0, callbacks=[Clock()])
 
 
-def by_hand():
-    """Each rank its part of every batch, gradients averaged by DistributedDataParallel, as PyTorch's guide has it."""
+def slices(rank, n):
+    """This rank's part of every batch."""
+    order, mine = np.random.default_rng(1), args.batch // n
+    for step in range(args.warmup + args.steps):
+        if step % 4 == 0:
+            rows_ = order.permutation(rows)
+        at = rows_[step % 4 * args.batch + rank * mine:][:mine]
+        yield x[at], y[at]
+
+
+def by_hand_torch():
+    """Gradients averaged by DistributedDataParallel, as PyTorch's guide has it."""
     global last
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    rank, n = dist.get_rank(), dist.get_world_size()
     wrapped = DistributedDataParallel(model)
     stepper = torch.optim.SGD(wrapped.parameters(), 0.01, 0.9)
-    order, mine = np.random.default_rng(1), args.batch // n
-    for step in range(args.warmup + args.steps):
-        if step % 4 == 0:
-            rows_ = order.permutation(rows)
-        at = rows_[step % 4 * args.batch + rank * mine:][:mine]
-        out = wrapped(torch.from_numpy(x[at]))
-        value = torch.nn.functional.cross_entropy(out, torch.from_numpy(y[at]))
+    for inputs, targets in slices(dist.get_rank(), dist.get_world_size()):
+        value = torch.nn.functional.cross_entropy(wrapped(torch.from_numpy(inputs)), torch.from_numpy(targets))
         stepper.zero_grad()
         value.backward()
         stepper.step()
@@ -98,7 +108,41 @@ def by_hand():
     dist.destroy_process_group()
 
 
-(by_hand if args.ddp else by_fit)()
+def by_hand_jax():
+    """Batches sharded over a mesh of all processes' devices, as Keras's guide for JAX has it; XLA adds the sums."""
+    global last
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()), ("batch",))
+    whole, cut = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    optimizer.build(model.trainable_variables)
+    state = jax.tree.map(lambda v: jax.make_array_from_process_local_data(whole, np.asarray(v)), [
+        [v.value for v in vs]
+        for vs in (model.trainable_variables, model.non_trainable_variables, optimizer.variables)])
+
+    def value_of(weights, others, inputs, targets):
+        out, others = model.stateless_call(weights, others, inputs, training=True)
+        return loss(targets, out), others
+
+    def stepped(state, inputs, targets):
+        weights, others, moments = state
+        (value, others), gradients = jax.value_and_grad(value_of, has_aux=True)(weights, others, inputs, targets)
+        weights, moments = optimizer.stateless_apply(moments, gradients, weights)
+        return value, [weights, others, moments]
+
+    compiled = jax.jit(stepped, donate_argnums=0)
+    for inputs, targets in slices(jax.process_index(), jax.process_count()):
+        batch = [jax.make_array_from_process_local_data(cut, part) for part in (inputs, targets)]
+        value, state = compiled(state, *batch)
+        last = float(value)
+        times.append(time.perf_counter())
+    jax.distributed.shutdown()
+
+
+if args.by_hand:
+    {"torch": by_hand_torch, "jax": by_hand_jax}[keras.backend.backend()]()
+else:
+    by_fit()
 if os.environ.get("RANK", "0") == "0":
     steps = np.diff(times)[args.warmup:]
     print(json.dumps({"step": float(np.median(steps)), "loss": float(last)}), flush=True)
