@@ -64,6 +64,7 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
     facts = told(run)
     assert all(facts[r]["staleness_max"] <= 8 for r in range(3)) and facts[3]["steps"] == 36
     assert facts[1]["sent_bytes"] < facts[1]["received_bytes"] / 2  # gradients are coded, weights are not
+    assert run.summary["sent_bytes"] >= facts[0]["sent_bytes"] > 0
 
 
 def test_a_step_does_not_wait_for_a_slow_worker_where_there_is_a_backup(tmp_path):

@@ -228,7 +228,6 @@ class Servers:
         """All answers that are due; the time goes into the exchange's. ``again``: who asks can do without."""
         began = time.perf_counter()
         ctx.world.board.enter("servers")
-        sent = self._desk.mail.bytes
         try:
             return self._desk.answers(ctx.world.patient)
         except Unserved as why:
@@ -238,7 +237,6 @@ class Servers:
                 raise
             self._end()
         finally:
-            ctx.world.sent += self._desk.mail.bytes - sent
             ctx.world.board.leave(ctx.world.meetings)
             ctx.world.seconds += time.perf_counter() - began
 
@@ -280,6 +278,7 @@ class Servers:
 
     def write(self) -> None:
         """Put what this worker saw into the run folder."""
+        ctx.world.sent += self._desk.mail.bytes
         facts = dict(self._facts, sent_bytes=self._desk.mail.bytes)
         facts["staleness"] = round(facts["staleness"] / max(1, facts["pushes"]), 3)
         path = ctx.record.folder / f"sync-{ctx.world.origin}.json"
