@@ -26,13 +26,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, default_collate
-from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples/imagenet")]
 
 import nets  # noqa: E402
-import train as example  # noqa: E402
 
 import oars.data  # noqa: E402
 from oars.data.decode import decode  # noqa: E402
@@ -154,6 +152,9 @@ class Training:
 
     def __init__(self, folder, log):
         sys.argv = ["train.py", str(folder), "--bf16", "--channels-last", "--compile"]
+        import train as example  # only here: with TensorBoard comes TensorFlow, where that is installed
+
+        self.example = example
         self.args, self.device, self.log = example.arguments(), torch.device("cuda"), log
         torch.backends.cudnn.benchmark = True
         self.model = nets.build(self.args.model, 1000, self.args.width, self.args.size).to(self.device)
@@ -176,13 +177,15 @@ class Training:
                 waits.append(time.perf_counter() - began)
                 yield batch
 
-        _, speed, _ = example.train(0, self.compiled, self.average, timed(), self.optimizer, self.schedule, self.args,
-                                    self.device, self.log)
+        _, speed, _ = self.example.train(0, self.compiled, self.average, timed(), self.optimizer, self.schedule,
+                                         self.args, self.device, self.log)
         return speed, waits
 
 
 def training(folder, args):
     """Fed and synthetic in turns."""
+    from torch.utils.tensorboard import SummaryWriter
+
     with tempfile.TemporaryDirectory() as logs, SummaryWriter(logs) as log:
         began = time.perf_counter()
         it = Training(folder, log)

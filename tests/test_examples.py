@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,12 @@ def run(command, folder):
 @pytest.mark.parametrize("name", SHORT)
 def test_an_example_prints_the_same_on_two_ranks(name, tmp_path):
     words = [str(EXAMPLES / f"{name}.py"), *SHORT[name]]
-    one = run([sys.executable, *words], tmp_path)
-    two = run([sys.executable, "-m", "oars", "run", "--quiet", "-n", "2", *words], tmp_path)
+    commands = [sys.executable, *words], [sys.executable, "-m", "oars", "run", "--quiet", "-n", "2", *words]
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.map(run, commands, folders)
     assert len(one) == len(two) and any("loss" in line or "critic" in line for line in one)
     number = re.compile(r"-?\d+(?:\.\d+)?")
     for a, b in zip(one, two, strict=True):

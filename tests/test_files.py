@@ -1,7 +1,7 @@
 """Clause 6, one voice: every rank runs the script, one rank's files are real, all ranks see what one process would.
 
-Each test is a small script (the many in ``test_files_table.py``, the special ones here). It runs once under plain
-Python and then at the same time on three ranks (plain processes: no MPI is needed), the voice first, last or in
+Each test is a small script (the many in ``test_files_table.py``, the special ones here). It runs under plain Python and
+at the same time, in another folder, on three ranks (plain processes: no MPI is needed), the voice first, last or in
 between by deliberate delays. All must print the same lines, and the real tree must be that of plain Python.
 """
 # ruff: noqa: E501  (the scripts of the table read best one act per line)
@@ -92,9 +92,9 @@ def compare(
     (tmp_path / "temporary").mkdir(exist_ok=True)
     env = {"TMPDIR": str(tmp_path / "temporary"), **env}
     one = start(-1, 1, plain, script, tmp_path, **env)
+    started = [start(rank, ranks, run, script, tmp_path / "shared", **env) for rank in range(ranks)]
     expected, errors = one.communicate(timeout=60)
     assert one.returncode == 0, errors
-    started = [start(rank, ranks, run, script, tmp_path / "shared", **env) for rank in range(ranks)]
     for rank, process in enumerate(started):
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, f"rank {rank}: {errors}"

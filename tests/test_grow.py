@@ -71,26 +71,34 @@ def wait_for(true, what: str) -> None:
         time.sleep(0.02)
 
 
-def alone(folder: Path, *args: str) -> dict[str, list[str]]:
-    """What one process prints and writes."""
-    folder.mkdir()
-    (folder / "fast").touch()
-    done = subprocess.run([sys.executable, ROOT / "tests/resume_scripts/long.py", *args], cwd=folder, env=ENV,
-                          check=True, capture_output=True, text=True)
-    written = {name: (folder / name).read_text().splitlines() for name in ("log.txt", "epochs.txt")}
-    return {"printed": done.stdout.splitlines(), **written}
+class Alone:
+    """One process, beside a run that is to do the same."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        folder.mkdir()
+        (folder / "fast").touch()
+        self.folder = folder
+        self.process = subprocess.Popen([sys.executable, ROOT / "tests/resume_scripts/long.py", *args], cwd=folder,
+                                        env=ENV, text=True, stdout=subprocess.PIPE)
+
+    def told(self) -> dict[str, list[str]]:
+        """What it printed and wrote."""
+        out, _ = self.process.communicate(timeout=300)
+        assert self.process.returncode == 0
+        written = {name: (self.folder / name).read_text().splitlines() for name in ("log.txt", "epochs.txt")}
+        return {"printed": out.splitlines(), **written}
 
 
-def as_alone(run: Run, out: str, *args: str) -> None:
+def as_alone(run: Run, out: str, alone: Alone) -> None:
     """Printed lines, files and samples are one process's."""
-    for name, lines in alone(run.cwd / "alone", *args).items():
+    for name, lines in alone.told().items():
         ours = out if name == "printed" else (run.cwd / name).read_text()
         assert not (told := unlike(ours.splitlines(), lines)), f"{name}: {told}"
     assert not (told := unlearnt(run.folder)), told
 
 
 def test_ranks_join_in_mid_epoch_and_any_may_die_afterwards(tmp_path):
-    run = Run(tmp_path / "run", 2)
+    run, alone = Run(tmp_path / "run", 2), Alone(tmp_path / "alone")
     wait_for(lambda: run.steps() > 3, "steps")
     assert run.grown("+2").startswith("r runs on 4 ranks from step ")
     run.wait_for_step(3)
@@ -103,7 +111,7 @@ def test_ranks_join_in_mid_epoch_and_any_may_die_afterwards(tmp_path):
     run.kill(1)  # now the voice is a rank that has joined
     run.wait_for_step(3)
     out, err = run.end()
-    as_alone(run, out)
+    as_alone(run, out, alone)
     grown = run.events("grown")
     assert [(event["ranks_before"], event["ranks"]) for event in grown] == [(2, 4), (2, 3)]
     assert [event["ranks"] for event in run.events("lost")] == [[0], [2], [1]]
@@ -114,7 +122,7 @@ def test_ranks_join_in_mid_epoch_and_any_may_die_afterwards(tmp_path):
 
 
 def test_new_ranks_that_die_while_they_start_cost_nothing(tmp_path):
-    run = Run(tmp_path / "run", 2, "keep")
+    run, alone = Run(tmp_path / "run", 2, "keep"), Alone(tmp_path / "alone", "keep")
     wait_for(lambda: run.steps() > 3, "steps")
     process = run.grow("+2")
     wait_for((run.folder / "born-2").exists, "a new rank")
@@ -128,7 +136,7 @@ def test_new_ranks_that_die_while_they_start_cost_nothing(tmp_path):
     assert process.wait(timeout=300) == 1
     assert run.grown("3").startswith("r runs on 3 ranks from step ")
     out, err = run.end()
-    as_alone(run, out, "keep")
+    as_alone(run, out, alone)
     assert [event["reason"][:12] for event in run.events("not grown")] == ["rank 2 died ", "rank 4 died "]
     assert "the run could not grow" in err and "1 joined" in err
 

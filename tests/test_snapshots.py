@@ -81,14 +81,15 @@ def killed(tmp_path_factory):
     """A run that nobody disturbed, and one on two ranks that were killed after its second snapshot."""
     top = tmp_path_factory.mktemp("killed")
     whole, cut = stand(top / "whole"), stand(top / "cut")
-    done = oars(whole, "run", "-n", "2", "--name", "r", "cnn.py")
-    assert done.returncode == 0, told(done)
+    undisturbed = start(whole, "run", "-n", "2", "--name", "r", "cnn.py")
     process = start(cut, "run", "-n", "2", "--name", "r", "--snapshot", "12steps", "cnn.py", SLOW="0.05")
     wait_for(lambda: len(snaps(cut)) == 2, "two snapshots")
     kill_ranks(cut)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode != 0 and done.stdout.startswith(out) and len(out.splitlines()) >= 8
-    return whole, done.stdout, cut
+    printed, err = undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0, err
+    assert process.returncode != 0 and printed.startswith(out) and len(out.splitlines()) >= 8
+    return whole, printed, cut
 
 
 def again(killed, tmp_path) -> Path:

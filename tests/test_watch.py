@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,11 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("watch")
     (folder / "train.py").write_text(TRAIN)
     oars(folder, "run", "--quiet", "-n", "2", "--name", "good", "train.py", "0.05", "40", "0.03")
-    oars(folder, "run", "--quiet", "-n", "1", "--name", "diverged", "train.py", "1e20", "30", "0")
-    oars(folder, "run", "--quiet", "-n", "1", "--name", "failed", "train.py", "0.05", "6", "0", code=1)
+    one = "run", "--quiet", "-n", "1", "--name"
+    with ThreadPoolExecutor() as pool:  # each has a core
+        diverged = pool.submit(oars, folder, *one, "diverged", "train.py", "1e20", "30", "0")
+        oars(folder, *one, "failed", "train.py", "0.05", "6", "0", code=1)
+        diverged.result()
     killed = subprocess.Popen([sys.executable, "-m", "oars", "run", "-n", "1", "--name", "killed", "train.py", "0.05",
                                "1000000", "0.01"], cwd=folder, env=ENV, stdout=subprocess.DEVNULL)
     metrics, until = folder / "oars-runs/killed/metrics.jsonl", time.time() + 60

@@ -25,6 +25,7 @@ from made import IMAGES, KINDS, x_of
 import oars.data
 
 ROWS, SECONDS = 23, 120
+CHILDREN = 2  # at once, each with every other seed
 # Several kinds of one format share its 200 seeds.
 FORMATS = {name: name.split("_")[0] for name in [*KINDS, *IMAGES]}
 TIMES = {name: 200 // list(FORMATS.values()).count(form) for name, form in FORMATS.items()}
@@ -144,26 +145,32 @@ def as_csv_reads(path: str, samples: list) -> str:
     return "read"
 
 
-def child(name: str, path: str, options: dict, report: str) -> None:
+def child(name: str, path: str, options: dict, report: str, seeds: range) -> None:
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (3 << 30), resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     raw = Path(path).read_bytes()
     with open(report, "w") as out:
-        for seed in range(TIMES[name]):
+        for seed in seeds:
             print(json.dumps([seed, hurt(name, path, raw, dict(options), seed)]), file=out, flush=True)
-            if seed % 50 == 0:
+            if seed % 50 < seeds.step:
                 shutil.rmtree(os.environ["OARS_CACHE"], ignore_errors=True)
 
 
-def run_child(*args) -> int:
-    """The exit status; 124 if it had to be ended."""
+def begin_child(*args) -> int:
+    """Its number. It has a cache of its own."""
     pid = os.fork()
     if pid == 0:
         try:
+            os.environ["OARS_CACHE"] += f"/{os.getpid()}"
             child(*args)
         finally:
             os._exit(0)
+    return pid
+
+
+def ended(pid: int) -> int:
+    """The exit status; 124 if it had to be ended."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -177,16 +184,22 @@ def run_child(*args) -> int:
 
 @pytest.mark.parametrize("name", [*KINDS, *IMAGES])
 def test_damage_is_an_error_or_read_as_others_read_it(name, tmp_path):
-    path, options = {**KINDS, **IMAGES}[name](tmp_path, ROWS)
-    victim = path
-    if not Path(path).is_file():
-        options = {**options, "opened": path}
-        pool = Path(path) if Path(path).is_dir() else tmp_path
-        victim = str(sorted(p for p in pool.rglob("*") if p.is_file())[1])
-    report = tmp_path / "report"
-    status = run_child(name, victim, options, str(report))
-    found = [json.loads(line) for line in report.read_text().splitlines()]
-    assert status == 0, f"ended with {status} at seed {len(found)}"
+    begun = []
+    for part in range(CHILDREN):
+        (folder := tmp_path / str(part)).mkdir()
+        path, options = {**KINDS, **IMAGES}[name](folder, ROWS)
+        victim = path
+        if not Path(path).is_file():
+            options = {**options, "opened": path}
+            pool = Path(path) if Path(path).is_dir() else folder
+            victim = str(sorted(p for p in pool.rglob("*") if p.is_file())[1])
+        seeds = range(part, TIMES[name], CHILDREN)
+        begun.append(begin_child(name, victim, options, str(tmp_path / f"report-{part}"), seeds))
+    found = []
+    for part, status in enumerate([ended(pid) for pid in begun]):
+        lines = (tmp_path / f"report-{part}").read_text().splitlines()
+        assert status == 0, f"ended with {status} at seed {part + CHILDREN * len(lines)}"
+        found += map(json.loads, lines)
     wrong = [(seed, said) for seed, said in found if said not in ("error", "read")]
     assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:3]}"
     assert len(found) == TIMES[name] and any(said == "error" for _, said in found)

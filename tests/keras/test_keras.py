@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -59,23 +60,25 @@ def unlike(one: Run, many: Run) -> str:
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """A backend's scenes by plain ``python``; once for all numbers of ranks."""
-    runs: dict[str, Run] = {}
+    """A backend's scenes by plain ``python``, once for all numbers of ranks; they begin beside the first of these."""
+    runs: dict[str, Future[Run]] = {}
+    with ThreadPoolExecutor() as pool:
+        def begin(backend: str) -> Future[Run]:
+            if backend not in runs:
+                runs[backend] = pool.submit(played, backend, 0, SCENES[backend].split(),
+                                            tmp_path_factory.mktemp(backend) / "one")
+            return runs[backend]
 
-    def get(backend: str) -> Run:
-        if backend not in runs:
-            runs[backend] = played(backend, 0, SCENES[backend].split(), tmp_path_factory.mktemp(backend) / "one")
-            assert runs[backend].code == 0, f"the script itself fails:\n{runs[backend]}"
-        return runs[backend]
-
-    return get
+        yield begin
 
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
-    run = played(backend, n, SCENES[backend].split(), tmp_path / "ranks")
-    assert unlike(one_process(backend), run) == ""
+    begun = one_process(backend)
+    run, one = played(backend, n, SCENES[backend].split(), tmp_path / "ranks"), begun.result()
+    assert one.code == 0, f"the script itself fails:\n{one}"
+    assert unlike(one, run) == ""
     if backend == "tensorflow":  # what reads files did so for own elements only: 3 times, batches of 16, 16, 16 and 3
         logs = run.folder.glob("oars-runs/*/rank-*.err")
         counts = [int(re.findall(r"mapped (\d+) times", log.read_text())[0]) for log in logs]
@@ -150,9 +153,11 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
     together = [tmp_path / "one.py", tmp_path / "ranks.py"]
     for file, which in zip(together, (plain, SESSIONS), strict=True):
         file.write_text(TOGETHER.format([(str(path), args) for path, args in which]))
-    one = Run([sys.executable, str(together[0])], tmp_path / "one", **QUIET)
+    with ThreadPoolExecutor() as pool:
+        begun = pool.submit(Run, [sys.executable, str(together[0])], tmp_path / "one", **QUIET)
+        many = Run([*oars(2), "--tf1", str(together[1])], tmp_path / "ranks", **QUIET)
+        one = begun.result()
     assert one.code == 0, str(one)
-    many = Run([*oars(2), "--tf1", str(together[1])], tmp_path / "ranks", **QUIET)
     assert many.code == 0, str(many)
     assert lines_differ(one.out, many.out) == ""
     # Of the placeholders of linear_fit nothing is known, so every rank computes all of it, and so it is with the

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,13 @@ def test_shares_cover_every_row_once_and_differ_by_at_most_one(rows: int, ranks:
     shares = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
     assert offsets[0] == 0 and sum(shares) == rows and len(shares) == ranks
     assert max(shares) - min(shares) <= 1
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.data())
+def test_shares_by_speed_cover_every_row_once_and_no_others_are_through_earlier(paces: list[int], data: st.DataObject):
+    rows = data.draw(st.integers(len(paces), 2000))
+    shares = context._dealt(rows, tuple(paces))
+    assert sum(shares) == rows and min(shares) >= 1
+    last = max(Fraction(n, pace) for n, pace in zip(shares, paces, strict=True))
+    before = [math.ceil(last * pace) - 1 for pace in paces]  # the most rows with which each would be through earlier
+    assert sum(before) < rows or min(before) < 1

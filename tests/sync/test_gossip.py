@@ -95,6 +95,37 @@ def test_deaths_among_gossips_leave_no_sample_out(tmp_path):
     assert run.learnt() == dict.fromkeys(range(240), 3)
 
 
+# Every sample takes its time to read; who reads how many is told at the end.
+READS = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+class Slow(TensorDataset):
+    read = 0
+    def __getitem__(self, i):
+        time.sleep(0.007)
+        self.read += 1
+        return super().__getitem__(i)
+torch.manual_seed(3)
+data = Slow(torch.randn(720, 6))
+model = torch.nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for rows, in DataLoader(data, batch_size=30):
+    optimizer.zero_grad()
+    model(rows).square().mean().backward()
+    optimizer.step()
+print(data.read)
+"""
+
+
+def test_a_slow_rank_is_given_fewer_rows_within_its_first_epoch_and_none_is_left_out(tmp_path):
+    (tmp_path / "reads.py").write_text(READS)
+    run = Run(tmp_path, "-n", "3", "--sync", "gossip", "reads.py", OARS_TEST_SLOW=json.dumps([2, "batch", 0.1]))
+    assert run.code == 0, run.err
+    *fast, slow = (int((run.folder / f"rank-{r}.log").read_text()) for r in range(3))
+    assert sum(fast) + slow == 720 and slow < 0.7 * min(fast), (fast, slow)
+    assert run.learnt() == dict.fromkeys(range(720), 1) and len(run.digests()) == 1
+
+
 @pytest.mark.parametrize("words, told", [
     (("--sync", "gossip", "--wire", "topk:0.1"), "use fp32, bf16, fp16 or int8"),
     (("--sync", "gossip", "--every", "3"), "--every 3 is for --sync local"),

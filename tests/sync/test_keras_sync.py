@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from test_sync import ENV, HERE, Run
@@ -13,11 +15,15 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "XLA_FLAGS": "--xla_backend_optimization_l
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> list[str]:
-    """What one process prints; on every backend the same."""
-    done = subprocess.run([sys.executable, HERE / "fits.py"], cwd=tmp_path_factory.mktemp("alone"),
-                          env={**ENV, "KERAS_BACKEND": "torch"}, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+def begun(tmp_path_factory) -> Iterator[Future[list[str]]]:
+    """What one process prints, on every backend the same; it runs beside the first ranks."""
+    def alone() -> list[str]:
+        done = subprocess.run([sys.executable, HERE / "fits.py"], cwd=tmp_path_factory.mktemp("alone"),
+                              env={**ENV, "KERAS_BACKEND": "torch"}, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(alone)
 
 
 LOCAL = ("--sync", "local", "--every", "5")
@@ -28,9 +34,10 @@ LOCAL = ("--sync", "local", "--every", "5")
     ("jax", 2, (*LOCAL, "--wire", "powersgd:2"), 1e-5, ()),
     ("torch", 3, ("--sync", "gossip"), 1e-5, ([1, "forward", 20],)),
 ], ids=str)
-def test_keras_on_its_own_learns_as_one_process_does(tmp_path, alone, backend, ranks, words, off, deaths):
+def test_keras_on_its_own_learns_as_one_process_does(tmp_path, begun, backend, ranks, words, off, deaths):
     run = Run(tmp_path, "-n", str(ranks), *words, str(HERE / "fits.py"), deaths=deaths, KERAS_BACKEND=backend, **QUIET)
     assert run.code == 0, run.err
+    alone = begun.result()
     assert len(run.lines) == len(alone), run.lines
     assert [line.split(",")[0] for line in run.lines[:2]] == ["epoch 0: 12 steps", "epoch 1: 24 steps"]
     for line, other in zip(run.lines[:2] + run.lines[-1:], alone[:2] + alone[-1:], strict=True):

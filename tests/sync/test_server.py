@@ -69,14 +69,14 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
 
 def test_a_step_does_not_wait_for_a_slow_worker_where_there_is_a_backup(tmp_path):
     run = Run(tmp_path, "-n", "4", "--sync", "server", "--backup", "1", str(HERE / "train.py"),
-              OARS_TEST_SLOW=json.dumps([1, "forward", 0.1]))
+              "--epochs", "2", OARS_TEST_SLOW=json.dumps([1, "forward", 0.06]))
     assert run.code == 0, run.err
     assert "at every step, less the slowest 1, and 1 holds the weights" in run.err
-    assert [line.split()[2] for line in run.lines] == ["12", "24", "36"] and run.losses[-1] < run.losses[0]
+    assert [line.split()[2] for line in run.lines] == ["12", "24"] and run.losses[-1] < run.losses[0]
     facts = told(run)
     left_out = [facts[worker]["left_out"] for worker in range(3)]
-    assert 36 <= facts[3]["steps"] < 45, facts[3]  # the slow worker makes none of its own
-    assert left_out[1] > 12 > left_out[0] + left_out[2], left_out
+    assert 24 <= facts[3]["steps"] < 30, facts[3]  # the slow worker makes none of its own
+    assert left_out[1] > 8 > left_out[0] + left_out[2], left_out
     assert len(run.digests()) == 1
 
 

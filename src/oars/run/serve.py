@@ -23,8 +23,7 @@ def chosen(servers: int, gpus: list[bool]) -> list[int]:
 
 def serve(folder: Path, plan: dict[str, Any], world: Any) -> None:
     """Serve until every worker has ended its script, or died."""
-    import torch
-
+    from oars.adapt.torch import uncompiled
     from oars.adapt.torch.holder import Holder
     from oars.exchange.mail import Mail
     from oars.exchange.serving import Server
@@ -33,7 +32,7 @@ def serve(folder: Path, plan: dict[str, Any], world: Any) -> None:
     sys.path.insert(0, folder_of_script)  # an optimizer's class may be in a module beside the script
     workers = [rank for rank in range(plan["ranks"]) if rank not in world.servers]
     signal.signal(signal.SIGINT, lambda *_: (folder / f"interrupted-{world.origin}").touch())
-    torch.optim.SGD([torch.zeros(1)]).step()  # the first of all imports much: better now than at a worker's cost
+    uncompiled.install()
     server = Server(Mail(world.star), workers, world.servers, plan["staleness"], plan["backup"],
                     lambda data: Holder(data, plan["wire"]))
 

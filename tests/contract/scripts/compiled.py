@@ -15,6 +15,24 @@ def batches():
 
 
 @scene
+def compiled_loss():  # the first scene: here an optimizer is made before there is a compiler
+    model = mlp()
+    opt = torch.optim.SGD(model.parameters(), lr=0.2)
+
+    @torch.compile(backend="aot_eager")
+    def loss_of(xb, yb):
+        return F.cross_entropy(model(xb), yb, label_smoothing=0.1)
+
+    for xb, yb in batches():
+        loss = loss_of(xb, yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model)
+
+
+@scene
 def eager_backend():
     model = mlp()
     fit(batches(), torch.compile(model, backend="eager"))
@@ -33,24 +51,6 @@ def compiled_in_place():
     model = mlp()
     model.compile(backend="aot_eager")
     fit(batches(), model)
-
-
-@scene
-def compiled_loss():
-    model = mlp()
-    opt = torch.optim.SGD(model.parameters(), lr=0.2)
-
-    @torch.compile(backend="aot_eager")
-    def loss_of(xb, yb):
-        return F.cross_entropy(model(xb), yb, label_smoothing=0.1)
-
-    for xb, yb in batches():
-        loss = loss_of(xb, yb)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        say(loss)
-    keep(model)
 
 
 @scene

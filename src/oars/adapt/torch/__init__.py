@@ -16,9 +16,10 @@ def install(world: Any, plan: dict, record: Any) -> None:
     import torch
 
     from oars.adapt.snapshot_file import FOLDER, read
-    from oars.adapt.torch import snapshots, steps
+    from oars.adapt.torch import snapshots, steps, uncompiled
     from oars.adapt.torch.context import ctx
 
+    uncompiled.install()
     ctx.record, ctx.plan = record, plan
     gradients: Any = None
     if world is not None:

@@ -164,10 +164,11 @@ class Apart:
                 self.meet(STEP, round_.number)
         elif ctx.era != ctx.world.era or (ctx.world.survives and ctx.world.fallen()):
             self.meet(NOTICE)
-        elif self.talks is not None:
-            self.talks.step(optimizer, round_.number, self.owed.count())
-        elif self.parted >= 8 and self.parted & (self.parted - 1) == 0:  # 8, 16, 32, …: cut batches by who is how fast
-            self.meet(NOTICE)
+        else:
+            if self.talks is not None:
+                self.talks.step(optimizer, round_.number, self.owed.count())
+            if self.parted >= 8 and self.parted & (self.parted - 1) == 0:  # 8, 16, 32, …: cut by who is how fast
+                self.meet(NOTICE)
 
     # -- meetings
 

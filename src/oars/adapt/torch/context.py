@@ -93,11 +93,21 @@ ctx = Context()
 @lru_cache(maxsize=4096)
 def offsets_of(rows: int) -> Offsets:
     """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row, or by ``ctx.shares``."""
-    if ctx.shares and rows >= ctx.size:  # a row for each, and the rest by shares
-        sums = [sum(ctx.shares[:r]) for r in range(ctx.size + 1)]
-        return tuple(r + round((rows - ctx.size) * s / sums[-1]) for r, s in enumerate(sums))
+    if ctx.shares and rows >= ctx.size:
+        dealt = _dealt(rows, ctx.shares)
+        return tuple(sum(dealt[:r]) for r in range(ctx.size + 1))
     each, more = divmod(rows, ctx.size)
     return tuple(r * each + min(r, more) for r in range(ctx.size + 1))
+
+
+def _dealt(rows: int, paces: tuple[int, ...]) -> list[int]:
+    """So many rows for each rank, at least one, that who is through last is so as early as can be."""
+    dealt = [max(1, rows * pace // sum(paces)) for pace in paces]
+    while sum(dealt) < rows:
+        dealt[min(range(len(paces)), key=lambda r: (dealt[r] + 1) / paces[r])] += 1
+    while sum(dealt) > rows:
+        dealt[max((r for r, n in enumerate(dealt) if n > 1), key=lambda r: dealt[r] / paces[r])] -= 1
+    return dealt
 
 
 @lru_cache(maxsize=4096)

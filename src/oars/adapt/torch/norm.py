@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from oars.adapt.imports import when_imported
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import ctx
@@ -119,7 +120,6 @@ def _composed(x: torch.Tensor, weight: Any, bias: Any, count: int, eps: float, e
     return out
 
 
-@torch.compiler.disable
 def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any,
                       momentum: float, eps: float) -> torch.Tensor:
     """Training-mode batch normalisation of this rank's rows of a global batch."""
@@ -134,7 +134,6 @@ def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weig
     return GlobalBatchNorm.apply(x, weight, bias, mean, var, count, eps, empty)
 
 
-@torch.compiler.disable
 def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float,
                      eps: float) -> torch.Tensor:
     """``--local-batchnorm``: own rows' statistics; running ones averaged over ranks."""
@@ -186,3 +185,10 @@ def _train(*args: Any) -> torch.Tensor:
 def install() -> None:
     """Patch nn.functional.batch_norm."""
     F.batch_norm = batch_norm
+    when_imported("torch._dynamo", _keep_out)
+
+
+def _keep_out(compiler: Any) -> None:
+    """Ranks cannot talk inside of what is compiled. (The decorator would import the compiler.)"""
+    global global_batch_norm, local_batch_norm
+    global_batch_norm, local_batch_norm = map(compiler.disable, (global_batch_norm, local_batch_norm))

@@ -200,10 +200,10 @@ class Servers:
         began = time.perf_counter()
         answers = self._answers()
         waited = time.perf_counter() - began
-        self._pace.idle(waited)
         facts, heads = self._facts, [message.head for message in answers.values()]
         stale, held, served_for = (max((float(h[name]) for h in heads), default=0.0)
                                    for name in ("stale", "held", "served"))
+        self._pace.idle(min(held, waited))  # the way there and back is its own: a slow rank is slow in that, too
         facts["left_out"] += any(h["stale"] < 0 for h in heads)
         facts["staleness"] += int(stale)
         facts["staleness_max"] = max(facts["staleness_max"], int(stale))
