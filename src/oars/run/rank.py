@@ -306,6 +306,10 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
+    if many:
+        from oars.adapt import figures
+
+        figures.install(world)
     if snapshots:
         when_imported("torch", rewind.watch_torch)
 
