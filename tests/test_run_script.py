@@ -117,15 +117,31 @@ INPUT = """
     import os
     with open(os.environ.get('OARS_RUN_FOLDER', '.') + '/heard-%d' % os.getpid(), 'w') as f:
         f.write(name)
+    import matplotlib
+    matplotlib.use('module://window')
+    from matplotlib import pyplot
+    pyplot.plot([1, 2])
+    print(pyplot.show(), pyplot.waitforbuttonpress())
+"""
+WINDOW = """
+    import os
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    def show(*args, **kw):
+        os.mkdir(os.environ.get('OARS_RUN_FOLDER', '.') + '/seen-show-%d' % os.getpid())
+    class FigureCanvas(FigureCanvasAgg):
+        def start_event_loop(self, timeout=0):
+            os.mkdir(os.environ.get('OARS_RUN_FOLDER', '.') + '/seen-wait-%d' % os.getpid())
 """
 
 
 def test_every_rank_hears_the_same_input(tmp_path):
     write(tmp_path, INPUT)
+    write(tmp_path, WINDOW, "window.py")
     out = same(tmp_path, "script.py", n=2, input="Ada\nLovelace\nabcd\nlast é")
-    assert "'Ada'" in out and "last é" in out and out.endswith("end\n")
+    assert "'Ada'" in out and "last é" in out and out.endswith("end\nNone None\n")
     heard = [path.read_text() for path in (tmp_path / "oars-runs").glob("*/heard-*")]
     assert heard == ["Ada", "Ada"]
+    assert len(list((tmp_path / "oars-runs").glob("*/seen-*"))) == 2  # a figure's window is the first rank's
     (tmp_path / "input.txt").write_text("Bob\nB\ncde\n")
     with open(tmp_path / "input.txt") as file:
         done = python(tmp_path, "-m", "oars", "run", "-n", "2", "script.py", input=None, stdin=file)

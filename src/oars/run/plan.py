@@ -55,9 +55,18 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, pla
         "started": time.time(),
         "mpi_settings": [name for name in os.environ if re.match(r"(OMPI|PMIX|PRTE)_MCA_", name)],  # these stay
         "one_stream": one_stream(),
-        "stdin_tty": sys.stdin is not None and sys.stdin.isatty(),
+        "stdin_tty": terminal_size(0),
+        "stdout_tty": terminal_size(1),
         "versions": versions(),
     }
+
+
+def terminal_size(fd: int) -> list[int] | None:
+    """Columns and lines of the terminal that this descriptor is; no terminal, no size."""
+    try:
+        return list(os.get_terminal_size(fd))
+    except OSError:
+        return None
 
 
 def place_ranks(place: Place | None, ranks: int | None, per_node: int | None, gpus: int,

@@ -34,7 +34,7 @@ from oars.run.plan import available_cores, error_file, visible_gpus
 from oars.run.record import Record
 from oars.run.script import run_script
 from oars.run.stdin import VARIABLE as STDIN_VARIABLE
-from oars.run.stdin import share_stdin, take_stdin
+from oars.run.stdin import share_stdin, stand_in_terminal, take_stdin, tell_terminal_size
 from oars.run.survive import Survivor
 
 BORN = time.time()
@@ -63,6 +63,8 @@ def main() -> None:
     if plan.get("bind") and not first:
         say_places(world, plan)
     hide_ranks(plan)
+    if plan["stdout_tty"]:
+        tell_terminal_size(plan["stdout_tty"])
     record = Record(folder, voice=world is None or world.rank == first == 0, world=world)
     survivor = Survivor(folder, plan, world, record, stdin) if many and plan["survives"] else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
@@ -208,6 +210,8 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     """Start MPI and know all ranks; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0 and socket.gethostname() == plan["host"]:  # no other host can be given it: there it is empty
         take_stdin(stdin)
+    elif plan["stdin_tty"]:
+        stand_in_terminal(plan["stdin_tty"])
     hub = os.environ.pop(HUB, "")
     if hub and plan["survives"]:
         links.watch(hub)
@@ -245,7 +249,7 @@ def join(folder: Path, plan: dict[str, Any], rank: int, first: int, stdin: str, 
     world.apart, world.command = first > 0, rank_command()
     board.leave(0)
     if world.origin not in world.servers:
-        share_stdin(world, plan["stdin_tty"])
+        share_stdin(world, plan["stdin_tty"] is not None)
     return world
 
 
@@ -302,6 +306,10 @@ def install_adapters(folder: Path, plan: dict[str, Any], world: Any, record: Rec
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
         when_imported("torch", files.patch_torch)
+    if many:
+        from oars.adapt import figures
+
+        figures.install(world)
     if snapshots:
         when_imported("torch", rewind.watch_torch)
 

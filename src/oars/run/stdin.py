@@ -1,15 +1,18 @@
 """The script's standard input on many ranks: the voice reads it, every rank gets the same bytes.
 
 mpirun's own forwarding loses files and pipes on some systems, so the supervisor hands its stdin itself, as a file
-descriptor over a local socket, to the voice.
+descriptor over a local socket, to the voice. Where that is a terminal, all ranks can ask for its size.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import socket
+import struct
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 VARIABLE = "OARS_STDIN"
@@ -46,6 +49,41 @@ def take_stdin(path: str) -> None:
     if fds:
         os.dup2(fds[0], 0)
         os.close(fds[0])
+
+
+def stand_in_terminal(size: Sequence[int]) -> None:
+    """The other ranks' side: descriptor 0 becomes a terminal of the same size, at which nobody types.
+
+    Programs that a script starts (``stty size``) say there what they say on the voice; who reads finds its end.
+    """
+    import fcntl
+    import termios
+    import tty
+
+    _, slave = os.openpty()  # the other end stays open: without it the size cannot be asked for
+    tty.setraw(slave)
+    mode = termios.tcgetattr(slave)
+    mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0  # a read does not wait
+    termios.tcsetattr(slave, termios.TCSANOW, mode)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", size[1], size[0], 0, 0))
+    os.dup2(slave, 0)
+    os.close(slave)
+
+
+def tell_terminal_size(size: Sequence[int]) -> None:
+    """``os.get_terminal_size()`` answers as at the user's terminal: ranks write to files, and would get an error."""
+    real = os.get_terminal_size
+
+    @functools.wraps(real)
+    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+        try:
+            return real(fd)
+        except OSError:
+            if fd != 1:
+                raise
+            return os.terminal_size((size[0], size[1]))
+
+    os.get_terminal_size = get_terminal_size
 
 
 def share_stdin(world: Any, terminal: bool) -> None:
