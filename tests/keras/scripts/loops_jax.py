@@ -72,6 +72,23 @@ def one_gradient_for_each_row():
     tell("norms", norms)
 
 
+@scene
+def other_derivatives():
+    """Forward, of gradients, and of many sets of weights at once."""
+    model = mlp()
+    x, y = table(12)
+    weights = [v.value for v in model.trainable_variables]
+
+    def loss(weights, x):
+        return loss_of(y, model.stateless_call(weights, [], x)[0])
+
+    tell("gradient", grad(jit(loss))(weights, x)[0])
+    tell("forward", jax.jvp(lambda s: loss(weights, s * x), (1.0,), (1.0,)))
+    tell("curvature", jax.jvp(lambda w: grad(loss)(w, x), (weights,), (weights,))[1][0])
+    many = [jax.numpy.stack([w, 2 * w]) for w in weights]
+    tell("ensemble", jax.vmap(loss, (0, None))(many, x))
+
+
 class Own(keras.Model):
     """compute_loss of its own."""
 

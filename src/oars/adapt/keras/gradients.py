@@ -10,7 +10,6 @@ import jax
 
 from oars.adapt.keras import wire_jax as wire
 from oars.adapt.meet import meet
-from oars.engine.world import RankLost
 
 active = False  # Keras runs on JAX
 
@@ -28,18 +27,8 @@ def exchanged(grads: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def _until_done(work: Any) -> Any:
-    """Gradients are pure: after a loss they are computed again. (Compiled ones are by ``compiled``.)"""
-    meet.begin()
-    while True:
-        try:
-            return work()
-        except RankLost:
-            wire.renew()
-
-
 def install() -> None:
-    """Patch jax.grad, jax.value_and_grad and jax.vjp."""
+    """Patch what JAX differentiates by. Gradients are pure: after a loss they are computed again."""
     plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
     signature = inspect.signature(plain_grad)
 
@@ -54,7 +43,7 @@ def install() -> None:
                 out = inner(*args, **kwargs)
                 return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
 
-            return _until_done(work)
+            return wire.until_done(work)
 
         return call
 
@@ -68,7 +57,7 @@ def install() -> None:
                 value, grads = inner(*args, **kwargs)
                 return value, exchanged(grads)
 
-            return _until_done(work)
+            return wire.until_done(work)
 
         return call
 
