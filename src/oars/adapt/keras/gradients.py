@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from oars.adapt.keras import wire_jax as wire
+from oars.adapt.keras.calls import inside
 from oars.adapt.meet import meet
 
 active = False  # Keras runs on JAX
@@ -67,3 +68,21 @@ def install() -> None:
         return (value, lambda *g: exchanged(back(*g)), *aux)
 
     jax.grad, jax.value_and_grad, jax.vjp = grad, value_and_grad, vjp
+    for name in ("checkpoint", "remat", "jacrev", "jacobian", "linearize"):
+        setattr(jax, name, _of_whole_models(name, getattr(jax, name)))
+
+
+def _of_whole_models(name: str, plain: Any) -> Any:
+    """``plain(function, ...)``, which runs again, or many times over, what was traced: no message can be in it."""
+    @functools.wraps(plain)
+    def transformed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(function)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            if active and not meet.inside:
+                meet.record.notice(f"in jax.{name} models run whole on every rank, no faster")
+            with inside():
+                return function(*args, **kwargs)
+
+        return plain(whole, *args, **kwargs)
+
+    return transformed
