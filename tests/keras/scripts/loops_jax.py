@@ -8,7 +8,7 @@ import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import numpy as np
 from keras import layers
-from scenes import mlp, play, scene, table, tell, train
+from scenes import compiled, mlp, play, scene, table, tell, train
 
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -70,6 +70,36 @@ def one_gradient_for_each_row():
     model(x)  # on own rows
     norms = jax.vmap(lambda a, b: sum((g**2).sum() for g in grad(loss)(weights, a, b)))(x, y)
     tell("norms", norms)
+
+
+@scene
+def other_derivatives():
+    """Forward, of gradients, and of many sets of weights at once."""
+    model = mlp()
+    x, y = table(12)
+    weights = [v.value for v in model.trainable_variables]
+
+    def loss(weights, x):
+        return loss_of(y, model.stateless_call(weights, [], x)[0])
+
+    tell("gradient", grad(jit(loss))(weights, x)[0])
+    tell("forward", jax.jvp(lambda s: loss(weights, s * x), (1.0,), (1.0,)))
+    tell("curvature", jax.jvp(lambda w: grad(loss)(w, x), (weights,), (weights,))[1][0])
+    tell("remade", grad(jax.checkpoint(loss))(weights, x)[0])
+    tell("jacobian", jax.jacrev(lambda s: model(s * x).mean(0))(1.0))
+    many = [jax.numpy.stack([w, 2 * w]) for w in weights]
+    tell("ensemble", jax.vmap(loss, (0, None))(many, x))
+
+
+def centred(weights, x):
+    """Rows meet here."""
+    return weights["scale"] * (x - x.mean(0))
+
+
+@scene
+def layer_of_jax():
+    train(compiled(mlp(layers.JaxLayer(centred, params={"scale": jax.numpy.ones(8)}))), *table())
+    train(compiled(mlp(layers.Activation(lambda x: centred({"scale": 2}, x)))), *table())
 
 
 class Own(keras.Model):

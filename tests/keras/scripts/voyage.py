@@ -43,19 +43,21 @@ def jax_loop(model, optimizer):
         out, others = model.stateless_call(trainable, others, a, training=True)
         return loss_of(b, out), others
 
-    @jax.jit
-    def step(state, a, b):
+    def step(state, batch):
         trainable, others, slots = state
-        (loss, others), grads = jax.value_and_grad(compute, has_aux=True)(trainable, others, a, b)
+        (loss, others), grads = jax.value_and_grad(compute, has_aux=True)(trainable, others, *batch)
         trainable, slots = optimizer.stateless_apply(slots, grads, trainable)
-        return loss, (trainable, others, slots)
+        return (trainable, others, slots), loss
 
     optimizer.build(model.trainable_variables)
     variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
     state = jax.tree.map(lambda v: v.value, variables)
-    for i in range(8):
-        loss, state = step(state, x[i * 8:i * 8 + 8], y[i * 8:i * 8 + 8])
+    pairs = x.reshape(8, 8, 6), y.reshape(8, 8)
+    for i, run in enumerate([jax.jit(step)] * 4 + [step] * 2):  # compiled, and not
+        state, loss = run(state, (pairs[0][i], pairs[1][i]))
         tell("loss", loss)
+    state, losses = jax.jit(lambda *given: jax.lax.scan(step, *given))(state, (pairs[0][6:], pairs[1][6:]))
+    tell("losses", losses)
     for variable, value in zip(jax.tree.leaves(variables[:2]), jax.tree.leaves(state[:2]), strict=True):
         variable.assign(value)
     return model

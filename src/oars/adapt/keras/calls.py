@@ -208,6 +208,9 @@ def install(keras: Any, wire_: Any) -> None:
                                         return_losses=return_losses, **kwargs)
             return out
 
+        if meet.backend == "jax" and any(map(wire.mapped, [*trainable_variables, *non_trainable_variables])):
+            with inside():
+                return (plain(*args, **kwargs), *others)
         out = split(self, plain, args, kwargs)
         return (out, *others)
 

@@ -19,42 +19,23 @@ _jit = jax.jit
 
 
 class Compiled:
-    """What ``jax.jit`` gives. A rank's rows are part of the compiled code: after a loss it is compiled anew."""
+    """What ``jax.jit`` gives."""
 
     def __init__(self, function: Any, **options: Any) -> None:
         functools.update_wrapper(self, function)
         for name in ("donate_argnums", "donate_argnames"):
             options.pop(name, None)
-        self._function, self._options = function, options
-        self._make()
-
-    def _make(self) -> None:
-        function = self._function
-
-        @functools.wraps(function)
-        def anew(*args: Any, **kwargs: Any) -> Any:  # JAX remembers what it has compiled by the function
-            return function(*args, **kwargs)
-
-        self._compiled, self._era = _jit(anew, **self._options), meet.era
+        self._compiled = _jit(function, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (not gradients.active or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
-            return self._current()(*args, **kwargs)
-        meet.begin()
-        while True:
-            result = self._current()(*args, **kwargs)
-            if not meet.calls:
-                return result
-            jax.block_until_ready(result)
-            if not meet.lost:
-                return result
-            wire.renew()
+            return self._compiled(*args, **kwargs)
+        return wire.until_done(lambda: self._waited_for(args, kwargs))
 
-    def _current(self) -> Any:
-        if self._era != meet.era:
-            self._make()
-        return self._compiled
+    def _waited_for(self, args: Any, kwargs: Any) -> Any:
+        result = self._compiled(*args, **kwargs)
+        return jax.block_until_ready(result) if meet.calls else result
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else functools.partial(self, owner)

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from oars.adapt.keras import wire_jax as wire
+from oars.adapt.keras.calls import inside
 from oars.adapt.meet import meet
-from oars.engine.world import RankLost
 
 active = False  # Keras runs on JAX
 
@@ -28,18 +28,8 @@ def exchanged(grads: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def _until_done(work: Any) -> Any:
-    """Gradients are pure: after a loss they are computed again. (Compiled ones are by ``compiled``.)"""
-    meet.begin()
-    while True:
-        try:
-            return work()
-        except RankLost:
-            wire.renew()
-
-
 def install() -> None:
-    """Patch jax.grad, jax.value_and_grad and jax.vjp."""
+    """Patch what JAX differentiates by. Gradients are pure: after a loss they are computed again."""
     plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
     signature = inspect.signature(plain_grad)
 
@@ -54,7 +44,7 @@ def install() -> None:
                 out = inner(*args, **kwargs)
                 return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
 
-            return _until_done(work)
+            return wire.until_done(work)
 
         return call
 
@@ -68,7 +58,7 @@ def install() -> None:
                 value, grads = inner(*args, **kwargs)
                 return value, exchanged(grads)
 
-            return _until_done(work)
+            return wire.until_done(work)
 
         return call
 
@@ -78,3 +68,21 @@ def install() -> None:
         return (value, lambda *g: exchanged(back(*g)), *aux)
 
     jax.grad, jax.value_and_grad, jax.vjp = grad, value_and_grad, vjp
+    for name in ("checkpoint", "remat", "jacrev", "jacobian", "linearize"):
+        setattr(jax, name, _of_whole_models(name, getattr(jax, name)))
+
+
+def _of_whole_models(name: str, plain: Any) -> Any:
+    """``plain(function, ...)``, which runs again, or many times over, what was traced: no message can be in it."""
+    @functools.wraps(plain)
+    def transformed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(function)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            if active and not meet.inside:
+                meet.record.notice(f"in jax.{name} models run whole on every rank, no faster")
+            with inside():
+                return function(*args, **kwargs)
+
+        return plain(whole, *args, **kwargs)
+
+    return transformed

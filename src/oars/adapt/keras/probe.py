@@ -1,11 +1,11 @@
 """Do a model's rows meet? Then it cannot be cut.
 
-Keras's own layers treat rows one by one, but for a few that are known. Of anything else (a ``call`` of the script's
-own, ``Lambda``, operations of a functional model) it is tried, with invented weights and rows: one row is spoilt with
-NaN, and no other row of the result may change; and a part of the rows must give that part of the result. NaN passes
-where a difference would not: through a gate that is zero, say. What else may leave a call must not depend on its rows:
-variables that it updates (a codebook, a metric), tensors that it keeps in attributes. Nothing of the script is changed,
-its random numbers neither.
+Keras's own layers treat rows one by one, but for a few that are known. Of anything else (a ``call`` or an activation of
+the script's own, ``Lambda``, operations of a functional model) it is tried, with invented weights and rows: one row is
+spoilt with NaN, and no other row of the result may change; and a part of the rows must give that part of the result.
+NaN passes where a difference would not: through a gate that is zero, say. What else may leave a call must not depend
+on its rows: variables that it updates (a codebook, a metric), tensors that it keeps in attributes. Nothing of the
+script is changed, its random numbers neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 from oars.adapt.meet import meet
 
 ROWS = 4
-_MIXING = ("MixUp", "CutMix", "RandAugment")  # of Keras's own
+_MIXING = ("MixUp", "CutMix", "RandAugment", "AugMix", "RandomGaussianBlur")  # of Keras's own
+_FOREIGN = ("Lambda", "JaxLayer", "FlaxLayer", "TFSMLayer")  # Keras's own, of which nothing is known
 probing = False  # batch normalisation then takes no statistics of the batch
 drawn: list[tuple] = []  # shapes of what was drawn in the run
 
@@ -37,19 +38,23 @@ def known_to_meet(model: Any) -> str:
         if layer.activity_regularizer is not None:
             return f"{name} has an activity regularizer, which sums over all rows"
         if type(layer).__name__ in _MIXING or getattr(layer, "axis", None) == 0:
-            return f"{name} mixes rows"
+            return f"{name} mixes rows, or draws for all of them at once"
+        if _of_keras(layer) and (getattr(layer, "noise_shape", None) or (None,))[0] is not None:
+            return f"{name} has a mask of {layer.noise_shape[0]} rows, whatever the batch has"
     return ""
 
 
 def must_be_tried(model: Any) -> bool:
     """Whether there is more in it than Keras's own layers."""
-    return any(type(layer).__name__ == "Lambda" or not _of_keras(layer)
+    return any(type(layer).__name__ in _FOREIGN or not _of_keras(layer)
                or any(not hasattr(op, "weights") for op in getattr(layer, "operations", ()))
                for layer in model._flatten_layers())
 
 
 def _of_keras(layer: Any) -> bool:
-    return all(getattr(type(layer), name).__module__.partition(".")[0] == "keras" for name in ("call", "build"))
+    given = (getattr(layer, name, None) for name in ("activation", "recurrent_activation"))
+    return all(str(getattr(part, "__module__", "keras")).partition(".")[0] == "keras"
+               for part in (type(layer).call, type(layer).build, *given))
 
 
 def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:

@@ -1,12 +1,13 @@
 """JAX arrays between ranks, eager and inside ``jax.jit``, with gradients of any order.
 
 In compiled code a message is an ordered callback. It cannot be left by an exception, so after a loss callbacks give
-zeros until the step has run to its end. Shapes are static, a rank's rows too: after a loss, steps are compiled anew.
+zeros until the step has run to its end. Shapes are static, a rank's rows too: after a loss all is traced anew.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,12 +15,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from oars.adapt.meet import meet
+from oars.adapt.meet import end, meet
+from oars.engine.world import RankLost
+
+_traced = 0  # the era in which JAX has traced what it remembers
+_again = False  # in work that is done again after a loss
 
 
 def renew() -> None:
     """After a loss: ranks are counted anew."""
     meet.renew()
+
+
+def until_done(work: Callable[[], Any]) -> Any:
+    """``work()``, which must be pure: after a loss it is done again."""
+    global _again, _traced
+    before, _again = _again, True
+    meet.begin()
+    try:
+        while True:
+            if _traced != meet.era:  # a rank's rows are in all that was traced, loops and branches by themselves too
+                jax.clear_caches()
+                _traced = meet.era
+            try:
+                result = work()
+                if not meet.lost:
+                    return result
+            except RankLost:
+                pass
+            renew()
+    finally:
+        _again = before
 
 
 def _host(message: Any, like: jax.ShapeDtypeStruct, x: Any) -> Any:
@@ -28,6 +54,9 @@ def _host(message: Any, like: jax.ShapeDtypeStruct, x: Any) -> Any:
 
     def say(array: Any) -> np.ndarray:
         result = meet.quiet(message, np.asarray(array))
+        if result is None and not _again:
+            end("a rank was lost in a loop or a branch of jax.lax outside of jax.jit, which cannot be done again: put "
+                "the step into jax.jit")
         return np.zeros(like.shape, like.dtype) if result is None else np.asarray(result, like.dtype)
 
     return io_callback(say, like, x, ordered=True)
@@ -136,8 +165,10 @@ def rows_of(x: Any) -> Any:
 
 
 def mapped(x: Any) -> bool:
-    """Whether ``jax.vmap`` maps over ``x``: then nothing can be sent, and nothing is cut."""
-    while hasattr(x, "primal"):  # a gradient within
+    """Whether ``jax.vmap`` maps over ``x``, or ``jax.jvp`` goes forward: then nothing can be sent, nothing is cut."""
+    while hasattr(x, "primal"):  # a gradient within; before JAX 0.7 one on the way back is a JVPTracer too
+        if type(x).__name__ == "JVPTracer" and type(x.tangent).__name__ != "JaxprTracer":
+            return True
         x = x.primal
     return type(x).__name__ == "BatchTracer"
 
