@@ -18,14 +18,14 @@ import tensorflow as tf
 from oars.adapt.tensorflow import rules
 
 PREFIX = "oars_cut/"
-_LOOPS = ("Enter", "Exit", "NextIteration", "Switch", "Merge", "LoopCond")
+_LOOPS = ("Enter", "Exit", "NextIteration", "RefEnter", "RefExit", "RefNextIteration", "LoopCond")
 
 
 class Value(NamedTuple):
-    """What a tensor of the script is in the second version: whole, or own rows."""
+    """What a tensor of the script is in the second version: whole (0), or own rows, so many lines for each of them."""
 
     tensor: Any
-    rows: bool
+    rows: int
 
 
 class Message(NamedTuple):
@@ -34,6 +34,7 @@ class Message(NamedTuple):
     source: Any
     result: Any
     summed: bool
+    user: str  # the operation that needs it
 
 
 class Refused(Exception):
@@ -44,10 +45,11 @@ class Cut:
     """The second version of one graph."""
 
     def __init__(self, graph: Any) -> None:
-        self.graph, self.lock = graph, threading.RLock()
+        self.graph, self.lock, self.guards = graph, threading.RLock(), Guards()
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Any] = {}  # -> its second version, or itself
         self._wholes: dict[str, Value] = {}
+        self._user = ""  # what is grown now
         self.messages: dict[str, Message] = {}  # by the operation of its result
         self.open: set[str] = set()  # open placeholders
         self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
@@ -77,7 +79,20 @@ class Cut:
         if not value.rows:
             return value.tensor
         with self.lock, _Building(self.graph):
+            self._user = f"{tensor.name} fetched"
             return self.whole(value).tensor
+
+    def if_there(self, tensor: Any) -> Any:
+        """A tensor of the second version for a run to fetch; in a branch, it and whether (0 or 1) it is not there."""
+        guards = self.guards.of(tensor)
+        if not guards:
+            return tensor
+        if len(guards) > 1:
+            raise Refused("random numbers are drawn in a condition within another")
+        ((name, side),) = guards
+        with self.lock, _Building(self.graph):
+            nothing = tf.raw_ops.Switch(data=tf.zeros([0], tensor.dtype), pred=self.graph.get_tensor_by_name(name))
+            return tuple(tf.raw_ops.Merge(inputs=[tensor, nothing[1 - side]]))
 
     def is_other(self, name: str) -> bool:
         """Whether this operation has a second version that is not itself."""
@@ -99,40 +114,51 @@ class Cut:
                 waiting.pop()
 
     def _leave(self, op: Any) -> None:
-        """A loop or a condition stays as it is, if it does not depend on the batch."""
+        """A loop stays as it is, if it does not depend on the batch."""
         found = behind([op])
         if any(_is_open(b) or self._ops.get(b.name, b).name != b.name for b in found.values()):
-            raise Refused("there is a loop or a condition in the graph")
+            raise Refused("there is a loop in the graph")
         for b in found.values():
             self._ops[b.name] = b
-            self._values.update({t.name: Value(t, False) for t in b.outputs})
+            self._values.update({t.name: Value(t, 0) for t in b.outputs})
 
     def _add(self, op: Any) -> None:
+        self._user = f"{op.name} {op.type}"
         ins = [self._values[t.name] for t in op.inputs]
         controls = [self._ops[c.name] for c in op.control_inputs]
         same = all(v.tensor.name == t.name for v, t in zip(ins, op.inputs, strict=True))
         if _is_open(op):
             self.open.add(op.name)
-            outs, self._ops[op.name] = [self.own(Value(op.outputs[0], False), surely=True)], op
+            outs, self._ops[op.name] = [self.own(Value(op.outputs[0], 0), 1, surely=True)], op
         elif same and all(made.name == c.name for made, c in zip(controls, op.control_inputs, strict=True)):
-            outs, self._ops[op.name] = [Value(t, False) for t in op.outputs], op
+            outs, self._ops[op.name] = [Value(t, 0) for t in op.outputs], op
         else:
             with self.graph.control_dependencies(controls), self.graph.device(op.device or None):
-                outs = rules.apply(self, op, ins) if any(v.rows for v in ins) else self.made(op, ins, rows=False)
+                outs = rules.apply(self, op, ins) if any(v.rows for v in ins) else self._whole(op, ins)
             if outs:
                 self._ops[op.name] = outs[0].tensor.op
         for tensor, value in zip(op.outputs, outs, strict=True):
             self._values[tensor.name] = value
 
+    def _whole(self, op: Any, ins: list[Value]) -> list[Value]:
+        """``op`` on what is whole. Sums over ranks that it adds up (a weight used often has many) become one."""
+        sums = [m for m in (self.messages.get(v.tensor.op.name) for v in ins) if m and m.summed]
+        if op.type != "AddN" or len(sums) < 2:
+            return self.made(op, ins, rows=False)
+        total = self.total(Value(tf.add_n([m.source for m in sums]), 0))
+        known = {m.result.name for m in sums}
+        others = [v.tensor for v in ins if v.tensor.name not in known]
+        return [Value(tf.add_n([total.tensor, *others]), 0) if others else total]
+
     # -- what rules are made of
 
     def made(self, op: Any, ins: list[Value], rows: bool) -> list[Value]:
-        """``op`` on these inputs."""
+        """``op`` on these inputs; gives ``rows``, or what is whole."""
         attrs = {name: value for name, value in op.node_def.attr.items() if name != "_class"}
         copy = self.graph.create_op(op.type, [v.tensor for v in ins], [t.dtype for t in op.outputs], op._input_types,
                                     op.name, attrs)
         self._ops[op.name] = copy
-        return [Value(t, rows) for t in copy.outputs]
+        return [Value(t, rules.lines(ins) if rows else 0) for t in copy.outputs]
 
     def gathered(self, op: Any, ins: list[Value]) -> list[Value]:
         """``op`` on all rows."""
@@ -151,57 +177,106 @@ class Cut:
         if not v.rows:
             return v
         if v.tensor.name not in self._wholes:
-            self._wholes[v.tensor.name] = self._message(v, False, [None, *v.tensor.shape[1:]])
+            rest = v.tensor.shape[1:]
+            if v.rows == 1:
+                self._wholes[v.tensor.name] = self._message(v, False, [None, *rest])
+            else:  # ranks send rows of the batch
+                after = tf.shape(v.tensor)[1:]
+                each = Value(tf.reshape(v.tensor, tf.concat([[-1, v.rows], after], 0)), 1)
+                every = self._message(each, False, [None, v.rows, *rest]).tensor
+                joined = tf.ensure_shape(tf.reshape(every, tf.concat([[-1], after], 0)), [None, *rest])
+                self._wholes[v.tensor.name] = Value(joined, 0)
         return self._wholes[v.tensor.name]
 
     def _message(self, v: Value, summed: bool, shape: Any) -> Value:
+        if self.guards.of(v.tensor):
+            raise Refused("there is a condition in the graph, and in a branch of it rows of the batch meet")
         result = tf.compat.v1.placeholder_with_default(v.tensor, shape)
-        self.messages[result.op.name] = Message(v.tensor, result, summed)
-        return Value(result, False)
+        self.messages[result.op.name] = Message(v.tensor, result, summed, self._user)
+        return Value(result, 0)
 
-    def own(self, v: Value, surely: bool = False) -> Value:
-        """Own rows; of a tensor with one row, which goes with every row, that (but ``surely`` it has them all)."""
+    def own(self, v: Value, like: int, surely: bool = False) -> Value:
+        """Own rows, ``like`` lines for each; of a tensor with one line, which goes with every one, that (but ``surely``
+        it has them all)."""
         rank = v.tensor.shape.rank
         if v.rows or (not surely and (rank == 0 or v.tensor.shape.as_list()[0] == 1)):
             return v
         keep = tf.equal(self.place[:1], 0)
         if not surely:
             keep = tf.logical_or(keep, tf.equal(tf.shape(v.tensor)[:1], 1))
-        first = tf.where(keep, np.zeros(1, np.int32), self.place[1:2])
-        count = tf.where(keep, -np.ones(1, np.int32), self.place[2:3])
+        first = tf.where(keep, np.zeros(1, np.int32), self.place[1:2] * like)
+        count = tf.where(keep, -np.ones(1, np.int32), self.place[2:3] * like)
         others = np.zeros(rank - 1, np.int32)
         rows = tf.slice(v.tensor, tf.concat([first, others], 0), tf.concat([count, others - 1], 0))
         rows.set_shape([None, *v.tensor.shape[1:]])
-        return Value(rows, True)
+        return Value(rows, like)
 
     def shape(self, v: Value, dtype: Any) -> Value:
         """The shape of all of it."""
         shape = tf.shape(v.tensor, out_type=dtype)
         if v.rows:
-            every = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[3:4], dtype))
+            every = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[3:4] * v.rows, dtype))
             shape = tf.concat([every, shape[1:]], 0)
-        return Value(shape, False)
+        return Value(shape, 0)
 
-    def own_shape(self, v: Value) -> Value:
+    def size(self, v: Value, dtype: Any) -> Value:
+        """How many elements all of it has."""
+        return Value(tf.reduce_prod(self.shape(v, dtype).tensor), 0)
+
+    def own_shape(self, v: Value, like: int) -> Value:
         """Of the shape of all rows that of this rank's."""
         shape = v.tensor
-        mine = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[2:3], shape.dtype))
-        return Value(tf.concat([mine, shape[1:]], 0), False)
+        mine = tf.where(tf.equal(self.place[:1], 0), shape[:1], tf.cast(self.place[2:3] * like, shape.dtype))
+        return Value(tf.concat([mine, shape[1:]], 0), 0)
 
     def reduced(self, kind: str, v: Value, axes: tuple, keep: bool, rows: bool) -> Value:
         """A reduction of what this rank has."""
         names = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
         out = getattr(tf, f"reduce_{names[kind]}")(v.tensor, axis=list(axes), keepdims=keep)
-        return Value(out, rows)
+        return Value(out, v.rows if rows else 0)
 
     def divided(self, total: Value, of: Value, axes: tuple) -> Value:
         """A mean: the sum by how many there are of all."""
         count = tf.reduce_prod(tf.gather(self.shape(of, tf.int32).tensor, list(axes)))
-        return Value(total.tensor / tf.cast(count, total.tensor.dtype), False)
+        return Value(total.tensor / tf.cast(count, total.tensor.dtype), 0)
 
-    def reshaped(self, v: Value, shape: list[int]) -> Value:
-        """Every row in another shape."""
-        return Value(tf.reshape(v.tensor, shape), True)
+    def reshaped(self, v: Value, shape: list[int], like: int) -> Value:
+        """Every row in another shape, of ``like`` lines."""
+        return Value(tf.reshape(v.tensor, shape), like)
+
+
+class Guards:
+    """In which branches of conditions a tensor is, as (the condition's name, which side)."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, frozenset] = {}  # by operation; a Switch adds one more to each result
+
+    def of(self, tensor: Any) -> frozenset:
+        """The guards of ``tensor``."""
+        waiting = [tensor.op]
+        while waiting:
+            op = waiting[-1]
+            missing = [b for b in _before(op) if b.name not in self._known]
+            if op.name in self._known or op.type in _LOOPS:  # of what is in a loop nothing is asked
+                self._known.setdefault(op.name, frozenset())
+                waiting.pop()
+            elif missing:
+                waiting.extend(missing)
+            else:
+                found = [self._at(t) for t in op.inputs] + [self._known[c.name] for c in op.control_inputs]
+                join = frozenset.intersection if op.type.endswith("Merge") else frozenset.union
+                self._known[op.name] = join(*found) if found else frozenset()
+                waiting.pop()
+        return self._at(tensor)
+
+    def _at(self, tensor: Any) -> frozenset:
+        guards, op = self._known[tensor.op.name], tensor.op
+        if not op.type.endswith("Switch"):
+            return guards
+        flag = op.inputs[1]
+        while flag.op.type == "Identity":
+            flag = flag.op.inputs[0]
+        return guards | {(flag.name, tensor.value_index)}
 
 
 class _Building:
@@ -246,7 +321,7 @@ def levels(found: dict[str, Any], messages: dict[str, Message]) -> dict[str, int
         while waiting:
             op = waiting[-1]
             missing = [b for b in _before(op) if b.name not in known]
-            if op.name in known or op.type in _LOOPS:  # loops are behind none
+            if op.name in known or op.type in _LOOPS:  # what is in a loop is behind none
                 known.setdefault(op.name, 0)
                 waiting.pop()
             elif missing:

@@ -1,9 +1,10 @@
 """What an operation of a TensorFlow 1 graph does with a rank's own rows (``cut``).
 
 Every tensor of the graph stands for what one process would have. A rank holds all of it ("whole"), or its own rows
-along the first dimension ("rows"). A rule says how an operation's result follows from such inputs: row by row; as a sum
-over rows, which is completed by a message; or not at all: then its inputs are gathered first, and nothing can go wrong.
-Gradients need no rules of their own, for TensorFlow 1 writes them into the graph as operations like all others.
+along the first dimension ("rows"; where steps of time, say, were put together with them, each row has several lines). A
+rule says how an operation's result follows from such inputs: row by row; as a sum over rows, which is completed by a
+message; or not at all: then its inputs are gathered first, and nothing can go wrong. Gradients need no rules of their
+own, for TensorFlow 1 writes them into the graph as operations like all others.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ REDUCING = {"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin
 
 def apply(cut: Any, op: Any, ins: list[Any]) -> list[Any]:
     """The values of ``op``'s results, ``ins`` being those of its inputs, at least one of them rows."""
-    if any(v.tensor.shape.rank is None for v in ins):
-        return cut.gathered(op, ins)
     kind = op.type
+    if kind == "Switch":  # of the condition's shape nothing need be known
+        return cut.made(op, ins, rows=True)
+    if any(v.tensor.shape.rank is None for v in ins) or (len({v.rows for v in ins} - {0}) > 1 and kind != "ShapeN"):
+        return cut.gathered(op, ins)
     rule = _RULES.get(kind)
     if rule is not None:
         made = rule(cut, op, ins)
@@ -60,22 +63,32 @@ def _by_row(cut: Any, op: Any, ins: list[Any], roles: str, summed: bool = False)
         return None
     if any(v.rows for v, role in zip(ins, roles, strict=True) if role == "n"):
         return None
-    takes = {"r": cut.own, "w": cut.whole, "n": cut.own_shape}
+    like = lines(ins)
+    takes = {"r": lambda v: cut.own(v, like), "w": cut.whole, "n": lambda v: cut.own_shape(v, like)}
     given = [takes[role](v) for v, role in zip(ins, roles, strict=True)]
     return cut.summed(op, given) if summed else cut.made(op, given, rows=True)
+
+
+def lines(ins: list[Any]) -> int:
+    """How many lines those of these that are rows have for each row of the batch."""
+    return max(v.rows for v in ins)
+
+
+def _owned(cut: Any, ins: list[Any]) -> list[Any]:
+    return [cut.own(v, lines(ins)) for v in ins]
 
 
 def _elementwise(cut: Any, op: Any, ins: list[Any]) -> Any:
     ranks = [v.tensor.shape.rank for v in ins]
     if any(v.rows and rank < max(ranks) for v, rank in zip(ins, ranks, strict=True)):
         return None  # its rows lie along another dimension of the result
-    given = [cut.own(v) if rank == max(ranks) else v for v, rank in zip(ins, ranks, strict=True)]
+    given = [cut.own(v, lines(ins)) if rank == max(ranks) else v for v, rank in zip(ins, ranks, strict=True)]
     return cut.made(op, given, rows=True)
 
 
 def _select(cut: Any, op: Any, ins: list[Any]) -> Any:
     """TensorFlow 1's: a condition of one dimension chooses rows."""
-    return cut.made(op, [v if v.tensor.shape.rank == 0 else cut.own(v) for v in ins], rows=True)
+    return cut.made(op, _owned(cut, ins), rows=True)
 
 
 def _reduced(cut: Any, op: Any, ins: list[Any]) -> Any:
@@ -123,8 +136,17 @@ def _dims(cut: Any, shape: Any) -> list[int | None] | None:
     if shape.op.type == "Slice":
         dims, begin, size = _dims(cut, shape.op.inputs[0]), _numbers(shape.op.inputs[1]), _numbers(shape.op.inputs[2])
         return None if dims is None or not begin or not size else dims[begin[0] :][: size[0] if size[0] >= 0 else None]
+    if shape.op.type == "Pack":
+        parts = [_dims(cut, t) for t in shape.op.inputs]
+        return None if any(part is None for part in parts) else [d for part in parts if part for d in part]
+    if shape.op.type == "GatherV2":
+        dims, at = _dims(cut, shape.op.inputs[0]), _numbers(shape.op.inputs[1])
+        return None if dims is None or at is None else [dims[i] for i in at]
+    if shape.op.type == "Prod":
+        dims = _dims(cut, shape.op.inputs[0])
+        return None if dims is None or None in dims else [ALL if ALL in dims else math.prod(d or 0 for d in dims)]
     value = tf.get_static_value(shape)
-    return None if value is None else [int(d) for d in value]
+    return None if value is None else [int(d) for d in np.ravel(value)]
 
 
 def _numbers(tensor: Any) -> list[int] | None:
@@ -132,11 +154,13 @@ def _numbers(tensor: Any) -> list[int] | None:
     value, op = _static(tensor), tensor.op
     if value is not None:
         return [int(n) for n in np.ravel(value)]
-    parts = [_numbers(t) for t in op.inputs] if op.type in ("Pack", "Sub") else [None]
+    parts = [_numbers(t) for t in op.inputs] if op.type in ("Pack", "Sub", "FloorMod") else [None]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    return [n for part in known for n in part] if op.type == "Pack" else [a - b for a, b in zip(*known, strict=True)]
+    if op.type == "Pack":
+        return [n for part in known for n in part]
+    return [a - b if op.type == "Sub" else a % b for a, b in zip(*known, strict=True)]
 
 
 def _broadcast(own: list, other: list) -> tuple[int, ...] | None:
@@ -154,7 +178,7 @@ def _broadcast(own: list, other: list) -> tuple[int, ...] | None:
 def _matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
     a, b = ins
     if op.get_attr("transpose_a"):  # both are summed over
-        return None if op.get_attr("transpose_b") else cut.summed(op, [cut.own(a), cut.own(b)])
+        return None if op.get_attr("transpose_b") else cut.summed(op, _owned(cut, ins))
     return cut.made(op, ins, rows=True) if a.rows and not b.rows else None
 
 
@@ -163,7 +187,7 @@ def _batch_matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
     if a.tensor.shape.rank < 3:
         return None
     if b.tensor.shape.rank == a.tensor.shape.rank:
-        return cut.made(op, [cut.own(a), cut.own(b)], rows=True)
+        return cut.made(op, _owned(cut, ins), rows=True)
     return cut.made(op, ins, rows=True) if a.rows and not b.rows else None
 
 
@@ -175,13 +199,18 @@ def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
     if not x.rows or not dims or not before.is_fully_defined() or not before.num_elements():
         return None
     rest = [d for d in dims[1:] if d is not None and d >= 0]
-    if len(rest) < len(dims) - 1 or before.num_elements() != math.prod(rest):
-        return None  # rows and another dimension are put together, or it cannot be known
-    return [cut.reshaped(x, [-1, *rest])]
+    if len(rest) < len(dims) - 1 or not math.prod(rest):
+        return None
+    like, left = divmod(x.rows * before.num_elements(), math.prod(rest))
+    return None if left or not like else [cut.reshaped(x, [-1, *rest], like)]
 
 
 def _shape(cut: Any, op: Any, ins: list[Any]) -> Any:
     return [cut.shape(v, op.get_attr("out_type")) for v in ins]
+
+
+def _size(cut: Any, op: Any, ins: list[Any]) -> Any:
+    return [cut.size(ins[0], op.get_attr("out_type"))]
 
 
 def _rank(cut: Any, op: Any, ins: list[Any]) -> Any:
@@ -192,12 +221,12 @@ def _joined(cut: Any, op: Any, ins: list[Any]) -> Any:
     axis = _static(op.inputs[-1])
     if axis is None or int(axis) % ins[0].tensor.shape.rank == 0:
         return None
-    return cut.made(op, [*map(cut.own, ins[:-1]), ins[-1]], rows=True)
+    return cut.made(op, [*_owned(cut, ins[:-1]), ins[-1]], rows=True)
 
 
 def _packed(cut: Any, op: Any, ins: list[Any]) -> Any:
     rank = ins[0].tensor.shape.rank + (op.type == "Pack")
-    return None if op.get_attr("axis") % rank == 0 else cut.made(op, [*map(cut.own, ins)], rows=True)
+    return None if op.get_attr("axis") % rank == 0 else cut.made(op, _owned(cut, ins), rows=True)
 
 
 def _divided(cut: Any, op: Any, ins: list[Any]) -> Any:
@@ -241,9 +270,23 @@ def _sliced(cut: Any, op: Any, ins: list[Any]) -> Any:
 
 def _slice(cut: Any, op: Any, ins: list[Any]) -> Any:
     begin, size = _static(op.inputs[1]), _static(op.inputs[2])
-    if begin is None or size is None or begin[0] != 0 or size[0] != -1:
+    if begin is not None and size is not None and begin[0] == 0 and size[0] == -1:
+        return _by_row(cut, op, ins, "rww")
+    offset = op.inputs[1].op
+    if offset.type != "ConcatOffset":
         return None
-    return _by_row(cut, op, ins, "rww")
+    axis, dims = _numbers(offset.inputs[0]), _dims(cut, op.inputs[2])  # the gradient of a concatenation
+    if axis is None or axis[0] % ins[0].tensor.shape.rank == 0 or not dims or dims[0] != ALL:
+        return None
+    return _by_row(cut, op, ins, "rwn")
+
+
+def _merged(cut: Any, op: Any, ins: list[Any]) -> Any:
+    """Out of a branch of a condition; rows, if one of them gives rows."""
+    if any(not v.rows and (not v.tensor.shape.rank or v.tensor.shape.as_list()[0] == 1) for v in ins):
+        return None
+    out, which = cut.made(op, [cut.own(v, lines(ins), surely=True) for v in ins], rows=True)
+    return [out, which._replace(rows=0)]
 
 
 def _looked_up(cut: Any, op: Any, ins: list[Any]) -> Any:
@@ -265,10 +308,10 @@ def _static(tensor: Any) -> Any:
 
 _RULES: dict[str, Any] = {
     **{kind: _reduced for kind in REDUCING}, "MatMul": _matmul, "BatchMatMul": _batch_matmul, "Reshape": _reshape,
-    "BatchMatMulV2": _batch_matmul, "Shape": _shape, "ShapeN": _shape, "Rank": _rank, "ConcatV2": _joined,
-    "Pack": _packed, "Unpack": _packed, "Split": _divided, "SplitV": _divided, "Squeeze": _squeeze, "Slice": _slice,
-    "StridedSlice": _sliced, "StridedSliceGrad": _sliced, "GatherV2": _looked_up, "Gather": _looked_up,
-    "OneHot": _one_hot, "Select": _select,
+    "BatchMatMulV2": _batch_matmul, "Shape": _shape, "ShapeN": _shape, "Rank": _rank, "Size": _size,
+    "ConcatV2": _joined, "Pack": _packed, "Unpack": _packed, "Split": _divided, "SplitV": _divided,
+    "Squeeze": _squeeze, "Slice": _slice, "StridedSlice": _sliced, "StridedSliceGrad": _sliced,
+    "GatherV2": _looked_up, "Gather": _looked_up, "OneHot": _one_hot, "Select": _select, "Merge": _merged,
     "Transpose": _with_constant(lambda perm, rank: perm[0] == 0),
     "Pad": _with_constant(lambda pads, rank: not pads[0].any()),
     "ExpandDims": _with_constant(lambda dim, rank: int(dim) % (rank + 1) != 0),

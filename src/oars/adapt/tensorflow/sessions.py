@@ -1,23 +1,18 @@
 """``oars run --tf1``: scripts written for TensorFlow 1 on today's TensorFlow, unchanged.
 
-``import tensorflow as tf`` has the names of 2017: placeholders, sessions, ``tf.train.*Optimizer``. What such scripts
-import and is gone, the MNIST tutorial's reader, is here again (``mnist``). A run of a session that trains is cut: each
-rank computes on its rows of what is fed (``cut``, ``stages``). All other runs every rank does whole.
+``import tensorflow as tf`` has the names of 2017 (``names``). A run of a session that trains is cut: each rank computes
+on its rows of what is fed (``cut``, ``stages``). All other runs every rank does whole.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import sys
-import types
 import weakref
 from typing import Any
 
 from oars.adapt.random import common_seed
-
-_BY_HAND = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
-_GONE = ("contrib", "layers", "estimator", "nn.rnn_cell")
+from oars.adapt.tensorflow import names
 
 
 def install(tf: Any, world: Any, record: Any) -> None:
@@ -28,64 +23,12 @@ def install(tf: Any, world: Any, record: Any) -> None:
     logger.setLevel("ERROR")  # that this is not the future is no news to these scripts
     old.disable_v2_behavior()
     logger.setLevel(level)
-    for name in dir(old):
-        if not name.startswith("__"):
-            setattr(tf, name, getattr(old, name))
-    for name in _BY_HAND:
-        setattr(old.train, name, _refused(name))
-    for name in _GONE:
-        _say_gone(tf, name)
-    _give_mnist()
+    names.install(tf)
+    _draws_in_order(old)
     _runs(old, world, record)
     if world is not None:
         _same_random_numbers()
         _whole_graphs_placed(old)
-
-
-def _refused(name: str) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        raise SystemExit(f"oars: tf.train.{name} is for processes started by hand: delete the lines with ClusterSpec, "
-                         "Server and replica_device_setter, and let oars run -n start the ranks")
-
-    return call
-
-
-def _say_gone(tf: Any, name: str) -> None:
-    """Whatever is wanted of ``tf.name``, imported or called, ends the script with one line."""
-    above, _, last = name.rpartition(".")
-    gone = _Gone(f"tensorflow.{name}")
-    sys.modules[gone.__name__] = gone
-    for holder in (getattr(tf, above) if above else tf, getattr(tf.compat.v1, above) if above else tf.compat.v1):
-        setattr(holder, last, gone)
-
-
-class _Gone(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # somebody looks through all modules
-            raise AttributeError(name)
-        self._end("" if name == "__path__" else f".{name}")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._end("")
-
-    def _end(self, part: str) -> None:
-        raise SystemExit(f"oars: tf{self.__name__.removeprefix('tensorflow')}{part} went with TensorFlow 1 and is not "
-                         "in today's: write that part with tf.nn, tf.get_variable and tf.train")
-
-
-def _give_mnist() -> None:
-    """``from tensorflow.examples.tutorials.mnist import input_data``."""
-    from oars.adapt.tensorflow import mnist
-
-    name = "tensorflow"
-    for part in ("examples", "tutorials", "mnist"):
-        parent, name = sys.modules[name], f"{name}.{part}"
-        module = types.ModuleType(name)
-        module.__path__ = []
-        sys.modules[name] = module
-        setattr(parent, part, module)
-    sys.modules[name + ".input_data"] = mnist
-    sys.modules[name].input_data = mnist  # type: ignore[attr-defined]
 
 
 def _runs(old: Any, world: Any, record: Any) -> None:
@@ -132,6 +75,34 @@ def _runs(old: Any, world: Any, record: Any) -> None:
     base.run = run
     if world is not None:
         old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
+
+
+def _draws_in_order(old: Any) -> None:
+    """A loop that draws random numbers takes its turns one by one. TensorFlow would let them overlap, and deal the
+    numbers out as it comes: another dropout in every process, and ranks would part ways."""
+    from tensorflow.python.ops.control_flow_ops import WhileContext
+
+    plain = WhileContext.BuildLoop
+
+    @functools.wraps(plain)
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        built = plain(self, *args, **kwargs)
+        ops = old.get_default_graph().get_operations()
+        if any("seed2" in op.node_def.attr and _within(op, self) for op in ops):
+            self._parallel_iterations = 1
+            for op in ops:
+                if op.type in ("Enter", "RefEnter") and op.get_attr("frame_name") == self.name.encode():
+                    op._set_attr("parallel_iterations", old.AttrValue(i=1))
+        return built
+
+    WhileContext.BuildLoop = build
+
+
+def _within(op: Any, loop: Any) -> bool:
+    context = op._get_control_flow_context()
+    while context is not None and context is not loop:
+        context = context.outer_context
+    return context is loop
 
 
 def _whole_graphs_placed(old: Any) -> None:

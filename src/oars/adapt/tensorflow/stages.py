@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,8 @@ class Plan:
         last = max((at[m.result.op.name] for m in messages), default=0)
         self.stages = [[m for m in messages if at[m.result.op.name] == stage] for stage in range(1, last + 1)]
         self.reason = ""
-        self.sources: list[list[Any]] = [[] for _ in self.stages]  # what another run would not give again, by stage
+        # What another run would not give again, by stage; and how it is fetched.
+        self.sources: list[list[tuple[Any, Any]]] = [[] for _ in self.stages]
         self.changed: list[Any] = []  # variables that are changed before the last message
         for name, op in found.items():
             if at[name] >= last or not _acts(op):
@@ -161,9 +163,9 @@ class Plan:
             elif not op.outputs:
                 self.reason = f"{op.type} {op.name} cannot be done again"
             else:
-                self.sources[at[name]] += [t for t in op.outputs if _feedable(t)]
+                self.sources[at[name]] += [(t, cut.if_there(t)) for t in op.outputs if _feedable(t)]
         fetched = {f.name for f in targets}
-        if any(t.name in fetched for stage in self.sources for t in stage):
+        if any(t.name in fetched for stage in self.sources for t, _ in stage):
             self.reason = "what is drawn is fetched as well"
 
     def _written(self, cut: Cut, op: Any) -> None:
@@ -210,18 +212,26 @@ def _in_stages(session: Any, cut: Cut, plan: Plan, fetches: Any, feeds: dict, ro
     """All stages; ``drawn`` keeps what is drawn in them, and gives it."""
     first, count = meet.own(rows)
     given = {**feeds, **(drawn or {}), cut.place: np.array([1, first, count, rows], np.int32)}
-    sources = [[t for t in stage if drawn is not None and t not in drawn] for stage in plan.sources]
+    sources = [[(t, f) for t, f in stage if drawn is not None and t not in drawn] for stage in plan.sources]
+    wanted = [[f for _, f in stage] for stage in sources]
     with deprecation.silence():  # there is no other way to go on with a run
-        handle = session.partial_run_setup([fetches, [[m.source for m in stage] for stage in plan.stages], sources],
+        handle = session.partial_run_setup([fetches, [[m.source for m in stage] for stage in plan.stages], wanted],
                                            [*given, *(m.result for stage in plan.stages for m in stage)])
-        for stage, drawing in zip(plan.stages, sources, strict=True):
-            parts, seen = session.partial_run(handle, [[m.source for m in stage], drawing], given)
+        for stage, drawing, fetched in zip(plan.stages, sources, wanted, strict=True):
+            parts, seen = session.partial_run(handle, [[m.source for m in stage], fetched], given)
             if drawn is not None:
-                drawn.update(zip(drawing, seen, strict=True))
+                drawn.update(_there(drawing, seen))
             given = dict(zip([m.result for m in stage], _exchanged(stage, parts, rows), strict=True))
         # Operations run when they can; the last stage ends when they have.
         values = iter(session.partial_run(handle, _leaves(fetches), given))
     return _each(fetches, lambda leaf: None if isinstance(leaf, tf.Operation) else next(values))
+
+
+def _there(drawing: list[tuple[Any, Any]], seen: list[Any]) -> dict:
+    """What was drawn: not what is in a branch of a condition that was not taken."""
+    values = [(t, *value) if isinstance(fetch, tuple) else (t, value, 0)
+              for (t, fetch), value in zip(drawing, seen, strict=True)]
+    return {t: value for t, value, absent in values if not absent}
 
 
 def _leaves(fetches: Any) -> list[Any]:
@@ -246,7 +256,9 @@ def _exchanged(stage: list[Message], parts: list[np.ndarray], rows: int) -> list
     results: list[Any] = [None] * len(stage)
     for i, (message, part) in enumerate(zip(stage, parts, strict=True)):
         if not message.summed:
+            began = perf_counter()
             results[i] = meet.gather(np.asarray(part), rows)
+            meet.record.gather(message.user, perf_counter() - began, results[i].nbytes)
     for wide in (np.float32, np.float64):
         at = [i for i, m in enumerate(stage) if m.summed and (parts[i].dtype == np.float64) == (wide is np.float64)]
         if at:
