@@ -125,7 +125,7 @@ def _contrib_layers(old: Any) -> types.ModuleType:
 
     module = _Gone("tensorflow.contrib.layers")
     vars(module).update(xavier_initializer=xavier, xavier_initializer_conv2d=xavier, l1_regularizer=l1,
-                        l2_regularizer=l2, variance_scaling_initializer=scaled)
+                        l2_regularizer=l2, variance_scaling_initializer=scaled, flatten=old.layers.flatten)
     return module
 
 

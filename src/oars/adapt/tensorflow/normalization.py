@@ -57,7 +57,7 @@ class BatchNormalization(Layer):
                               zip(self._of_batch(inputs, old.where(training, 1.0, 0.0)), (mean, variance), strict=True))
         elif known:
             mean, variance = self._of_batch(inputs, 1.0)
-        numbers = (mean, variance, self.beta, self.gamma)
+        numbers: tuple[Any, ...] = (mean, variance, self.beta, self.gamma)
         if self.axis != inputs.shape.rank - 1:
             along = [-1 if axis == self.axis else 1 for axis in range(inputs.shape.rank)]
             numbers = tuple(None if n is None else tf.reshape(n, along) for n in numbers)
@@ -80,5 +80,5 @@ class BatchNormalization(Layer):
 def batch_normalization(inputs: Any, *args: Any, training: Any = False, name: Any = None, reuse: Any = None,
                         **kwargs: Any) -> Any:
     """``tf.layers.batch_normalization``: the same as a function."""
-    layer = BatchNormalization(*args, name=name, _scope=name, _reuse=reuse, **kwargs)
-    return layer(inputs, training=training)
+    kwargs.update(name=name, _scope=name, _reuse=reuse)
+    return BatchNormalization(*args, **kwargs)(inputs, training=training)
