@@ -91,9 +91,9 @@ def other_derivatives():
     tell("ensemble", jax.vmap(loss, (0, None))(many, x))
 
 
-def centred(weights, x):
+def centred(params, inputs):
     """Rows meet here."""
-    return weights["scale"] * (x - x.mean(0))
+    return params["scale"] * (inputs - inputs.mean(0))
 
 
 @scene
