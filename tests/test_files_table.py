@@ -196,6 +196,8 @@ CASES = {
         lag("others"); print(np.load("data.npy"), np.load("data.npy", mmap_mode="r")[2])
         m = np.load("data.npy", mmap_mode="r+"); m[0] = 9; m.flush(); print(np.load("data.npy"))
         np.savez("d.npz", a=np.ones(2)); print(np.load("d.npz")["a"]); np.savetxt("d.txt", np.eye(2)); print(np.loadtxt("d.txt"))
+        with open("t.txt", "w") as f: f.write("1 2")
+        lag("others"); print(np.loadtxt("t.txt"), np.genfromtxt("t.txt")); np.savetxt("t.txt", [9.0]); print(np.loadtxt("t.txt"))
         w = np.memmap("m.dat", np.int32, "w+", shape=4); w[:] = 3; w.flush(); print(np.memmap("m.dat", np.int32, "r").sum(), m.filename)
         np.arange(3).tofile("f.dat"); print(np.fromfile("f.dat", dtype=int)); os.remove("d.npz")
     """,

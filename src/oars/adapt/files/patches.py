@@ -362,6 +362,9 @@ def replace(swaps: dict[Any, Any]) -> None:
         for value in list(vars(sys.modules.get(holder, builtins)).values()):
             if isinstance(value, type) and value.__module__.partition(".")[0] == holder:
                 _replace_in_class(value, by_id)
+    openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+    for table in () if openers is None else filter(lambda value: isinstance(value, dict), vars(openers).values()):
+        table.update({key: by_id[id(value)][1] for key, value in table.items() if id(value) in by_id})  # np.loadtxt
 
 
 def _replace_in_class(kind: type, by_id: dict[int, Any]) -> None:

@@ -102,7 +102,7 @@ class Walk:
         if value is None or isinstance(value, (bool, int, float, str, bytes, type, types.ModuleType)) or depth > 12:
             return
         if isinstance(value, torch.Tensor):
-            if self._first(value):
+            if value.layout is torch.strided and self._first(value):  # sparse ones are data: graphs, one-hot features
                 self.variables[name] = value
             return
         if isinstance(value, nn.Module):
