@@ -144,12 +144,13 @@ for path, args in {}:
 LAYERS = """
 from tensorflow.python.layers import layers
 from tensorflow.python.ops import rnn_cell_impl
-nn = tf.compat.v1.nn
-tf.compat.v1.layers, nn.rnn_cell = layers, rnn_cell_impl
+import tensorflow.compat.v1 as old
+nn = old.nn
+old.layers, nn.rnn_cell = layers, rnn_cell_impl
 nn.dynamic_rnn = functools.partial(nn.dynamic_rnn, parallel_iterations=1)  # else dropout is dealt out as it comes
 
 def batch_normalization(x, training, momentum, name=None):
-    tf, images = globals()["tf"].compat.v1, len(x.shape) == 4
+    tf, images = old, len(x.shape) == 4
     with tf.variable_scope(name, "batch_normalization"):
         gamma, beta, mean, variance = (
             tf.get_variable(name, x.shape[-1:], initializer=initial(), trainable=name in ("gamma", "beta"))

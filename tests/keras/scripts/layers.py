@@ -42,16 +42,15 @@ with tf.Session() as session:
         print(variable.name, variable.shape, " ".join(f"{v:.5f}" for v in session.run(variable).ravel()[:4]))
 
 
-def cell(size):
+def cell(size, keep):
     return tf.nn.rnn_cell.DropoutWrapper(tf.nn.rnn_cell.BasicLSTMCell(size), output_keep_prob=keep, seed=6)
 
 
-for kind in ("static", "dynamic"):
-    tf.reset_default_graph()
+def recurrent(kind):
     tf.set_random_seed(3)
     x, y = tf.placeholder(tf.float32, [None, 8, 8]), tf.placeholder(tf.int32, [None])
     keep, count = tf.placeholder_with_default(1.0, []), tf.placeholder(tf.int32, [])
-    cells = tf.nn.rnn_cell.MultiRNNCell([cell(5), tf.nn.rnn_cell.GRUCell(4)])
+    cells = tf.nn.rnn_cell.MultiRNNCell([cell(5, keep), tf.nn.rnn_cell.GRUCell(4)])
     with tf.variable_scope("rnn", initializer=initial(7)):
         state = cells.zero_state(count, tf.float32)
         if kind == "static":
@@ -73,3 +72,8 @@ for kind in ("static", "dynamic"):
             print(kind, f"loss {told:.5f} norm {size:.5f}")
         for variable in tf.trainable_variables():
             print(variable.name, " ".join(f"{v:.5f}" for v in session.run(variable).ravel()[:3]))
+
+
+for kind in ("static", "dynamic"):
+    with tf.Graph().as_default():
+        recurrent(kind)

@@ -7,6 +7,7 @@ initializers, regularizers. The MNIST tutorial's reader is ``mnist``. Whatever e
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 import warnings
@@ -20,19 +21,20 @@ _CUT_OFF = 0.87962566103423978  # the standard deviation of a normal distributio
 
 def install(tf: Any) -> None:
     """Give the module ``tensorflow`` the names of TensorFlow 1."""
-    old = tf.compat.v1
+    old, imported = tf.compat.v1, importlib.import_module("tensorflow.compat.v1")  # two modules with the same names
     # That these are not the future is no news to these scripts.
     warnings.filterwarnings("ignore", module=r"tensorflow\.python\.keras\.")
     for name in dir(old):
         if not name.startswith("__"):
             setattr(tf, name, getattr(old, name))
     for name in _BY_HAND:
-        setattr(old.train, name, _refused(name))
-    _give(_layers(), tf, old)
-    _give(_cells("tensorflow.nn.rnn_cell"), old.nn)
-    _give(_Gone("tensorflow.estimator"), tf, old)
+        for module in (old, imported):
+            setattr(module.train, name, _refused(name))
+    _give(_layers(), tf, old, imported)
+    _give(_cells("tensorflow.nn.rnn_cell"), old.nn, imported.nn)
+    _give(_Gone("tensorflow.estimator"), tf, old, imported)
     contrib = _Gone("tensorflow.contrib")
-    _give(contrib, tf, old)
+    _give(contrib, tf, old, imported)
     _give(_contrib_rnn(old), contrib)
     _give(_contrib_layers(old), contrib)
     sys.meta_path.insert(0, _Ends())

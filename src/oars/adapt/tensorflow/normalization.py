@@ -57,10 +57,10 @@ class BatchNormalization(Layer):
                               zip(self._of_batch(inputs, old.where(training, 1.0, 0.0)), (mean, variance), strict=True))
         elif known:
             mean, variance = self._of_batch(inputs, 1.0)
-        numbers: tuple[Any, ...] = (mean, variance, self.beta, self.gamma)
+        numbers: list[Any] = [mean, variance, self.beta, self.gamma]
         if self.axis != inputs.shape.rank - 1:
             along = [-1 if axis == self.axis else 1 for axis in range(inputs.shape.rank)]
-            numbers = tuple(None if n is None else tf.reshape(n, along) for n in numbers)
+            numbers = [None if n is None else tf.reshape(n, along) for n in numbers]
         return tf.nn.batch_normalization(inputs, *numbers, self.epsilon)
 
     def _of_batch(self, inputs: Any, weight: Any) -> tuple[Any, Any]:
@@ -77,8 +77,8 @@ class BatchNormalization(Layer):
         return mean, variance
 
 
-def batch_normalization(inputs: Any, *args: Any, training: Any = False, name: Any = None, reuse: Any = None,
-                        **kwargs: Any) -> Any:
+def batch_normalization(inputs: Any, axis: Any = -1, momentum: float = 0.99, epsilon: float = 1e-3, *,
+                        training: Any = False, name: Any = None, reuse: Any = None, **kwargs: Any) -> Any:
     """``tf.layers.batch_normalization``: the same as a function."""
-    kwargs.update(name=name, _scope=name, _reuse=reuse)
-    return BatchNormalization(*args, **kwargs)(inputs, training=training)
+    layer = BatchNormalization(axis, momentum, epsilon, name=name, _scope=name, _reuse=reuse, **kwargs)
+    return layer(inputs, training=training)
