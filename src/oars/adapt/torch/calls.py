@@ -106,7 +106,8 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     if ctx.again:
         _put_back(buffers, before, counts)
     elif every:
-        moved = [b for b, version in zip(buffers, versions, strict=True) if b._version != version]
+        moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
+                 if b._version != version or not torch.equal(b, old)]  # PyTorch's batch_norm moves them unseen
         _moving[self] = (kind, moved)
     return out
 
@@ -120,7 +121,7 @@ def _changeable(module: nn.Module) -> list:
 def _put_back(buffers: list, before: list, counts: dict) -> None:
     with torch.no_grad():
         for buffer, old in zip(buffers, before, strict=True):
-            buffer.copy_(old)
+            buffer.data.copy_(old)
     for verdict, calls in counts.items():
         verdict.calls = calls
 

@@ -128,9 +128,9 @@ def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weig
         mean, var, count = _statistics(x.detach(), empty)
         if count <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got {count} over all ranks")
-        if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+        if running_mean is not None:  # by ``data``, as PyTorch does: what another call keeps of them is not void by this
+            running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
     return GlobalBatchNorm.apply(x, weight, bias, mean, var, count, eps, empty)
 
 
@@ -143,8 +143,8 @@ def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weigh
     out = _plain(x, means, variances, weight, bias, True, momentum, eps)
     with torch.no_grad():
         both = wire.mean(torch.stack([means, variances]))
-        running_mean.copy_(both[0])
-        running_var.copy_(both[1])
+        running_mean.data.copy_(both[0])
+        running_var.data.copy_(both[1])
     return out
 
 
@@ -165,7 +165,7 @@ def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight:
 
 def _again(func: Any, args: tuple, kwargs: dict) -> Any:
     """Batch normalisation as a step of its own; one that is done again must not move the running statistics twice."""
-    running = [b for b in args[1:3] if b is not None]
+    running = [b.data for b in args[1:3] if b is not None]
     before = [b.clone() for b in running]
     try:
         out = func(*args)
