@@ -107,7 +107,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         _put_back(buffers, before, counts)
     elif every:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
-                 if b._version != version or not torch.equal(b, old)]  # PyTorch's batch_norm moves them unseen
+                 if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
         _moving[self] = (kind, moved)
     return out
 
