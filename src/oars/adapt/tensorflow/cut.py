@@ -298,7 +298,8 @@ class _Building:
 
 
 def _before(op: Any) -> list[Any]:
-    return [*(t.op for t in op.inputs), *op.control_inputs]
+    """In one order on all ranks: TensorFlow gives control inputs as they lie in memory."""
+    return [*(t.op for t in op.inputs), *sorted(op.control_inputs, key=lambda c: c.name)]
 
 
 def behind(ops: list[Any]) -> dict[str, Any]:

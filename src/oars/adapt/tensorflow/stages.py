@@ -151,7 +151,7 @@ class Plan:
         messages = [m for name, m in cut.messages.items() if name in found]
         last = max((at[m.result.op.name] for m in messages), default=0)
         self.stages = [[m for m in messages if at[m.result.op.name] == stage] for stage in range(1, last + 1)]
-        self.reason = ""
+        self.reason, self.agreed = "", False
         # What another run would not give again, by stage; and how it is fetched.
         self.sources: list[list[tuple[Any, Any]]] = [[] for _ in self.stages]
         self.changed: list[Any] = []  # variables that are changed before the last message
@@ -167,6 +167,16 @@ class Plan:
         fetched = {f.name for f in targets}
         if any(t.name in fetched for stage in self.sources for t, _ in stage):
             self.reason = "what is drawn is fetched as well"
+
+    def agree(self) -> None:
+        """All ranks are to send the same messages in the same order; once found, that stays so."""
+        if self.agreed:
+            return
+        told = repr([[(m.user, m.summed, m.source.shape) for m in stage] for stage in self.stages])
+        if not meet.same(np.frombuffer(told.encode(), np.uint8)):
+            raise SystemExit("oars: the ranks have made different graphs: a script for TensorFlow 1 must make the same "
+                             "operations in the same order in every process")
+        self.agreed = True
 
     def _written(self, cut: Cut, op: Any) -> None:
         keys = tf.compat.v1.GraphKeys
@@ -201,6 +211,7 @@ def _until_done(session: Any, plain: Any, cut: Cut, plan: Plan, fetches: Any, fe
     drawn: dict[Any, Any] = {}
     while True:
         try:
+            plan.agree()
             return _in_stages(session, cut, plan, fetches, feeds, rows, drawn if survives else None)
         except RankLost:
             meet.renew()
