@@ -213,4 +213,29 @@ def gan_with_batchnorm():
     keep(gen, dis)
 
 
+class Alike(nn.Module):
+    """Compares every row with every other: what is no loader's it gets whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 6, bias=False), nn.BatchNorm1d(6))
+
+    def forward(self, rows):
+        found = self.inner(rows)
+        return found @ found.T
+
+
+@scene
+def whole_and_cut_before_one_backward():
+    model = Alike()
+    opt = torch.optim.SGD(model.parameters(), lr=0.02)
+    for xb, _ in DataLoader(TensorDataset(x, y), 16, shuffle=True, drop_last=True):
+        loss = model(torch.randn(8, 64)).square().mean() + model(xb.flatten(1)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model)
+
+
 play()

@@ -128,7 +128,7 @@ def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weig
         mean, var, count = _statistics(x.detach(), empty)
         if count <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got {count} over all ranks")
-        if running_mean is not None:  # by ``data``, as PyTorch does: what another call keeps of them is not void by this
+        if running_mean is not None:  # by `data`, as PyTorch does it: what another call keeps of them stays valid
             running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
     return GlobalBatchNorm.apply(x, weight, bias, mean, var, count, eps, empty)
