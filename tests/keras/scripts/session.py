@@ -1,5 +1,5 @@
-"""A session of TensorFlow 1 for ranks to die in: dropout under a condition, statistics of the batch with a moving
-average, a counter, gradients that are added up, a condition that cannot be cut."""
+"""A session of TensorFlow 1 for ranks to die in: dropout, statistics of the batch with a moving average, a counter,
+gradients that are added up, a condition."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,8 +15,7 @@ mean, variance = tf.nn.moments(images, [0, 1, 2])
 moving = tf.Variable(tf.zeros([4]), trainable=False)
 follow = moving.assign(0.9 * moving + 0.1 * mean)
 hidden = tf.nn.max_pool(tf.nn.relu((images - mean) / tf.sqrt(variance + 1e-3)), [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
-whole = tf.reshape(hidden, [-1, 64])
-flat = tf.cond(training, lambda: tf.nn.dropout(whole, keep), lambda: whole)
+flat = tf.nn.dropout(tf.reshape(hidden, [-1, 64]), keep)
 weights, bias = tf.Variable(tf.truncated_normal([64, 3], stddev=0.2)), tf.Variable(tf.zeros([3]))
 logits = tf.matmul(flat, weights) + bias
 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
@@ -29,7 +28,7 @@ with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for i in range(12):
         at = slice(i % 4 * 16, i % 4 * 16 + 16)
-        feed = {x: data[at], y: labels[at], keep: 0.7, training: True}
+        feed = {x: data[at], y: labels[at], keep: 0.7}
         told, predicted, _ = session.run([loss, logits, train], feed)
         print(f"loss {told:.5f} first {predicted[0, 0]:.4f}")
         if i % 4 == 3:
