@@ -151,7 +151,8 @@ class Plan:
         messages = [m for name, m in cut.messages.items() if name in found]
         last = max((at[m.result.op.name] for m in messages), default=0)
         self.stages = [[m for m in messages if at[m.result.op.name] == stage] for stage in range(1, last + 1)]
-        self.reason, self.agreed = "", False
+        self.reason = ""
+        self.agreed: int | None = None  # the era in which all ranks were found to have the same plan
         # What another run would not give again, by stage; and how it is fetched.
         self.sources: list[list[tuple[Any, Any]]] = [[] for _ in self.stages]
         self.changed: list[Any] = []  # variables that are changed before the last message
@@ -169,14 +170,14 @@ class Plan:
             self.reason = "what is drawn is fetched as well"
 
     def agree(self) -> None:
-        """All ranks are to send the same messages in the same order; once found, that stays so."""
-        if self.agreed:
+        """All ranks are to send the same messages in the same order; looked at once for each set of living ranks."""
+        if self.agreed == meet.era:
             return
         told = repr([[(m.user, m.summed, m.source.shape) for m in stage] for stage in self.stages])
         if not meet.same(np.frombuffer(told.encode(), np.uint8)):
             raise SystemExit("oars: the ranks have made different graphs: a script for TensorFlow 1 must make the same "
                              "operations in the same order in every process")
-        self.agreed = True
+        self.agreed = meet.era
 
     def _written(self, cut: Cut, op: Any) -> None:
         keys = tf.compat.v1.GraphKeys
