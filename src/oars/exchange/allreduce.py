@@ -21,6 +21,8 @@ from oars.engine.world import World
 
 _BLOCK = 1 << 16  # elements summed at a time, so that they stay in the core's cache
 
+Span = tuple[int, int, Any]  # of a flat buffer: first byte, elements, dtype
+
 
 class Exchange:
     """Averages ``inbox`` over ranks into ``result``; both are shared memory, typed views of the same layout."""
@@ -72,7 +74,7 @@ class Exchange:
         self.capacity, self._era = capacity, world.adopted
         self.generation += 1
 
-    def average(self, spans: list[tuple[int, int, Any]], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
+    def average(self, spans: list[Span], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
                 of: Hashable = None) -> None:
         """Average these spans (first byte, elements, dtype) of all inboxes; every rank has agreed before.
 
@@ -143,3 +145,9 @@ class _Memory:
         os.close(self._fd)
         if self._named:
             os.unlink(self._named)
+
+
+def span_of(buffer: np.ndarray, span: Span) -> np.ndarray:
+    """The numbers of a span of a buffer."""
+    start, count, dtype = span
+    return buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype)

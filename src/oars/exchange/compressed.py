@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from oars.engine.world import World
-from oars.exchange.allreduce import Exchange
+from oars.exchange.allreduce import Exchange, Span, span_of
 from oars.exchange.codes import Code, code_of
 
 Shapes = list[tuple[int, tuple[int, ...]]]  # first byte and shape of each tensor in the buffers
@@ -40,12 +40,12 @@ class Compressed(Exchange):
         self._era = self.world.adopted
         self.generation += 1
 
-    def average(self, spans: list[tuple[int, int, Any]], shapes: Shapes | None = None, of: Hashable = None) -> None:
+    def average(self, spans: list[Span], shapes: Shapes | None = None, of: Hashable = None) -> None:
         """As Exchange's; what it leaves in ``result`` is the mean of what the codes mean."""
         if not spans:
             return
         key = (of, *((start, count) for start, count, _ in spans))
-        mine = np.concatenate([_view(self.inbox, span).astype(np.float32, copy=False) for span in spans])
+        mine = np.concatenate([span_of(self.inbox, span).astype(np.float32, copy=False) for span in spans])
         if key in self.left:
             mine += self.left[key]
         mean, meant = self._mean(mine, spans, shapes or [])
@@ -54,10 +54,10 @@ class Compressed(Exchange):
         self.left[key] = left  # only now: an average that met a death is done again
         at = 0
         for span in spans:
-            _view(self.result, span)[:] = mean[at : at + span[1]]
+            span_of(self.result, span)[:] = mean[at : at + span[1]]
             at += span[1]
 
-    def _mean(self, mine: np.ndarray, spans: list[tuple[int, int, Any]], shapes: Shapes) -> tuple[Any, Any]:
+    def _mean(self, mine: np.ndarray, spans: list[Span], shapes: Shapes) -> tuple[Any, Any]:
         """The mean over ranks of what was sent, and what this rank's own part of it means."""
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class Coded(Compressed):
         super().__init__(world)
         self._code = code
 
-    def _mean(self, mine: np.ndarray, spans: list[tuple[int, int, Any]], shapes: Shapes) -> tuple[Any, Any]:
+    def _mean(self, mine: np.ndarray, spans: list[Span], shapes: Shapes) -> tuple[Any, Any]:
         data = self._code.encode(mine)
         every = self.world.allgather_alike(data)
         mean = np.zeros(len(mine), np.float32)
@@ -87,7 +87,7 @@ class LowRank(Compressed):
         self.rank = rank
         self._bases: dict[tuple, np.ndarray] = {}  # Q of each matrix, by where it lies
 
-    def _mean(self, mine: np.ndarray, spans: list[tuple[int, int, Any]], shapes: Shapes) -> tuple[Any, Any]:
+    def _mean(self, mine: np.ndarray, spans: list[Span], shapes: Shapes) -> tuple[Any, Any]:
         places = _places(spans, shapes)
         matrices = [(at, shape) for at, shape in places if self._pays(shape)]
         rest = np.ones(len(mine), bool)
@@ -123,7 +123,7 @@ class LowRank(Compressed):
         return self.world.allreduce(np.ascontiguousarray(values, np.float32)) / np.float32(self.world.size)
 
 
-def _places(spans: list[tuple[int, int, Any]], shapes: Shapes) -> list[tuple[int, tuple[int, int]]]:
+def _places(spans: list[Span], shapes: Shapes) -> list[tuple[int, tuple[int, int]]]:
     """For each tensor of two dimensions or more: its first element among those of all spans, and it as a matrix."""
     places = []
     at = 0
@@ -150,11 +150,6 @@ def _orthogonal(p: np.ndarray) -> np.ndarray:
         length = np.linalg.norm(p[:, i])
         p[:, i] /= length if length > 1e-12 else np.inf
     return p.astype(np.float32)
-
-
-def _view(buffer: np.ndarray, span: tuple[int, int, Any]) -> np.ndarray:
-    start, count, dtype = span
-    return buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype)
 
 
 def exchange_by(world: World, wire: str) -> Exchange:

@@ -41,22 +41,27 @@ class Gossip:
             self._comm, self.round = self.world.comm, 0
         return not self._under_way
 
-    def begin(self, copy: np.ndarray) -> None:
-        """Send ``copy`` (bytes that nobody else changes) to this round's partner, and listen to the other."""
+    def room(self, nbytes: int) -> np.ndarray:
+        """Where to put what is to be said next. (Fresh memory for every message would cost more than its copying.)"""
+        if len(self.sent) != nbytes:
+            self.sent, self._heard = np.empty(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        return self.sent
+
+    def begin(self) -> None:
+        """Send what is in the ``room``, which stays as it is, to this round's partner, and listen to the other."""
         to, source = self.partners(self.round)
         tag = (self.number * 1024 + self.round % 1024) % 32768
-        self.sent, self._heard = copy, np.empty_like(copy)
         self.heard_from = self.world.members[source]
         self.round += 1
-        self.world.sent += copy.nbytes
+        self.world.sent += self.sent.nbytes
         try:
             self._under_way = [self._comm.Irecv(self._heard, source, tag)]
-            self._under_way.append(self._comm.Isend(copy, to, tag))
+            self._under_way.append(self._comm.Isend(self.sent, to, tag))
         except self.world._mpi.Exception as error:
             self._died(error)
 
     def heard(self, wait: bool = False) -> np.ndarray | None:
-        """What was heard in this round, once; None while it is on its way, or if it will never come."""
+        """What was heard in this round, once, until the next begins; None while it is on its way, or never comes."""
         if not self._under_way:
             return None
         try:
@@ -92,5 +97,6 @@ class Gossip:
 
     def drop(self) -> None:
         """Forget what is on its way."""
-        self._dropped += [(self._under_way, self.sent, self._heard)] if self._under_way else []
-        self._under_way = []
+        if self._under_way:
+            self._dropped.append((self._under_way, self.sent, self._heard))
+            self._under_way, self.sent, self._heard = [], np.empty(0, np.uint8), np.empty(0, np.uint8)

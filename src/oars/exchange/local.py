@@ -11,11 +11,9 @@ had learnt from are handed out once more (``adapt/torch/owed.py``).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from oars.exchange.allreduce import Exchange
+from oars.exchange.allreduce import Exchange, Span, span_of
 from oars.exchange.compressed import Shapes
 
 _RATE, _MOMENTUM = np.float32(0.7), np.float32(0.9)  # DiLoCo's
@@ -51,20 +49,20 @@ class Round:
         if self._start is not None and len(self._start) != nbytes:
             self._start = self._speed = None
 
-    def lay_in(self, spans: list[tuple[int, int, Any]], share: float) -> None:
+    def lay_in(self, spans: list[Span], share: float) -> None:
         """This rank's weights are in the inbox: make them what is averaged. Others read it once all have agreed.
 
         ``share``: how much this rank's count in the mean; 1 on average.
         """
         inbox = self.through().inbox
         for span in spans:
-            part = _view(inbox, span)
+            part = span_of(inbox, span)
             if self.by_change and self._start is not None:
-                part -= _view(self._start, span)
+                part -= span_of(self._start, span)
             if share != 1:
                 part *= part.dtype.type(share)
 
-    def close(self, nbytes: int, spans: list[tuple[int, int, Any]], shapes: Shapes) -> np.ndarray:
+    def close(self, nbytes: int, spans: list[Span], shapes: Shapes) -> np.ndarray:
         """The buffer of weights to go on from; all have laid in theirs, and agreed."""
         exchange = self.through()
         exchange.average(spans, shapes, self.number)
@@ -74,17 +72,12 @@ class Round:
         weights = self._start.copy()
         speed = np.zeros_like(weights) if self._speed is None else self._speed.copy()
         for span in spans:
-            change = _view(exchange.result, span)
+            change = span_of(exchange.result, span)
             if self._outer == "nesterov":
-                fast = _view(speed, span)
+                fast = span_of(speed, span)
                 fast[:] = _MOMENTUM * fast + change
                 change = _RATE * (change + _MOMENTUM * fast)
-            _view(weights, span)[:] += change
+            span_of(weights, span)[:] += change
         self._speed = speed if self._outer == "nesterov" else None
         self.begin(weights)
         return weights
-
-
-def _view(buffer: np.ndarray, span: tuple[int, int, Any]) -> np.ndarray:
-    start, count, dtype = span
-    return buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oars.exchange.allreduce import Exchange
+from oars.exchange.allreduce import Exchange, Span
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -20,7 +20,7 @@ class Layout:
 
     def __init__(self, shapes: list[tuple[int, ...]], kinds: list[torch.dtype]) -> None:
         self._tensors, self.nbytes = [(0, s, d) for s, d in zip(shapes, kinds, strict=True)], 0
-        self.spans: list[tuple[int, int, Any]] = []  # (first byte, elements, dtype)
+        self.spans: list[Span] = []
         for dtype in _NUMPY:
             start = self.nbytes
             for i, (_, shape, of) in enumerate(self._tensors):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter  # as it is now: scripts are given another clock later
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,14 +11,16 @@ import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
-from oars.adapt.torch.buckets import Weights, weights_of
+from oars.adapt.torch.buckets import Weights, real, weights_of
 from oars.adapt.torch.context import ctx
+from oars.exchange.allreduce import span_of
 from oars.exchange.codes import code_of
 from oars.exchange.gossip import Gossip
 
 # State that is a sum of gradients, of either sign. All else may be a mean of squares, which may not become negative.
 _MOMENTA = {"momentum_buffer", "exp_avg", "grad_avg"}
-_HEAD = 8  # bytes before the weights: how many batches their rank has learnt from since all were averaged
+_TAIL = 8  # bytes behind the weights: how many batches their rank has learnt from since all were averaged
+_PIECE = 1 << 15  # values
 
 
 class Talks:
@@ -38,7 +41,7 @@ class Talks:
         if not gossip.idle():
             self._take(optimizer, gossip, wait=False)
         if gossip.idle():
-            gossip.begin(self._copy(optimizer, learnt))
+            self._say(optimizer, gossip, learnt)
         ctx.world.seconds += perf_counter() - began
 
     def _gossip(self, optimizer: Optimizer, number: int) -> Gossip:
@@ -56,50 +59,54 @@ class Talks:
                 gossip.drop()
             while not gossip.idle() or (all(rounds) and gossip.round < max(rounds)):
                 if gossip.idle():
-                    gossip.begin(self._copy(optimizer, learnt))
+                    self._say(optimizer, gossip, learnt)
                 self._take(optimizer, gossip, wait=True)
             gossip.round = max(rounds)
         self._said.clear()
 
-    def _copy(self, optimizer: Optimizer, learnt: int) -> np.ndarray:
-        """Weights and momenta as they are now, coded, for others to read."""
-        said, _ = self._spoken_of(optimizer)
-        buffer = np.zeros(said.layout.nbytes, np.uint8)
-        said.lay_in(buffer)
-        head = np.array([learnt], np.int64).view(np.uint8)
-        parts = [buffer] if self._code is None else [
-            self._code.encode(buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype).astype(np.float32))
-            for start, count, dtype in said.layout.spans]
-        return np.concatenate([head, *parts])
-
-    def _meant(self, optimizer: Optimizer, copy: np.ndarray) -> list[torch.Tensor]:
-        """The tensors that a copy holds."""
+    def _say(self, optimizer: Optimizer, gossip: Gossip, learnt: int) -> None:
+        """Send weights and momenta as they are now, coded."""
         said, _ = self._spoken_of(optimizer)
         if self._code is None:
-            return said.layout.views(copy[_HEAD:].copy())
-        buffer, at = np.zeros(said.layout.nbytes, np.uint8), _HEAD
-        for start, count, dtype in said.layout.spans:
+            room = gossip.room(said.layout.nbytes + _TAIL)
+            said.lay_in(room[:-_TAIL])
+        else:
+            buffer = np.zeros(said.layout.nbytes, np.uint8)
+            said.lay_in(buffer)
+            parts = [self._code.encode(span_of(buffer, span).astype(np.float32)) for span in said.layout.spans]
+            room = gossip.room(sum(map(len, parts)) + _TAIL)
+            np.concatenate(parts, out=room[:-_TAIL])
+        room[-_TAIL:] = np.array([learnt], np.int64).view(np.uint8)
+        gossip.begin()
+
+    def _meant(self, optimizer: Optimizer, message: np.ndarray) -> list[torch.Tensor]:
+        """The tensors that a message holds."""
+        said, _ = self._spoken_of(optimizer)
+        if self._code is None:
+            return said.layout.views(message[:-_TAIL])
+        buffer, at = np.zeros(said.layout.nbytes, np.uint8), 0
+        for span in said.layout.spans:
+            count = span[1]
             width = len(self._code.encode(np.zeros(count, np.float32)))
-            into = buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype)
-            into[:] = self._code.decode(copy[at : at + width], count)
+            span_of(buffer, span)[:] = self._code.decode(message[at : at + width], count)
             at += width
         return said.layout.views(buffer)
 
     def _take(self, optimizer: Optimizer, gossip: Gossip, wait: bool) -> None:
         sent, source = gossip.sent, gossip.heard_from
-        copy = gossip.heard(wait)
-        if copy is None:
+        heard = gossip.heard(wait)
+        if heard is None:
             return
-        self.heard[source] = max(self.heard.get(source, 0), int(copy[:_HEAD].view(np.int64)[0]))
+        self.heard[source] = max(self.heard.get(source, 0), int(heard[-_TAIL:].copy().view(np.int64)[0]))
         said, signed = self._spoken_of(optimizer)
         with torch.no_grad():
             for mine, any_sign, own, other in zip(said.tensors, signed, self._meant(optimizer, sent),
-                                                  self._meant(optimizer, copy), strict=True):
-                mine = torch.view_as_real(mine) if mine.is_complex() else mine
-                if any_sign:
-                    mine.add_((other - own).to(mine.device, mine.dtype), alpha=0.5)
-                else:  # what was said long ago must not make it negative
-                    mine.lerp_(other.to(mine.device, mine.dtype), 0.5)
+                                                  self._meant(optimizer, heard), strict=True):
+                for some, own_, other_ in _pieces(real(mine), own, other):
+                    if any_sign:
+                        some.add_((other_ - own_).to(some.device, some.dtype), alpha=0.5)
+                    else:  # what was said long ago must not make it negative
+                        some.lerp_(other_.to(some.device, some.dtype), 0.5)
 
     def _spoken_of(self, optimizer: Optimizer) -> tuple[Weights, list[bool]]:
         """An optimizer's weights, then all of its state that is shaped like them; and which may have any sign."""
@@ -110,3 +117,10 @@ class Talks:
             self._said[optimizer] = (Weights([*weights, *(value for value, _ in state)]),
                                      [True] * len(weights) + [signed for _, signed in state])
         return self._said[optimizer]
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape in pieces that stay in a core's cache, where they can be cut."""
+    if not all(x.is_cpu and x.is_contiguous() for x in tensors):
+        return [tensors]
+    return zip(*(x.view(-1).split(_PIECE) for x in tensors), strict=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oars.adapt.torch.buckets import Layout, laid_out
+from oars.exchange.allreduce import span_of
 from oars.exchange.codes import code_of
 
 _save, _load = torch.save, torch.load  # as they are before ranks meet wherever a script saves
@@ -39,7 +40,7 @@ class Coding:
                 view.copy_(gradient)
         if self._code is None:
             return np.concatenate([mask, values])
-        spans = [_span(values, span).astype(np.float32) for span in self.layout.spans]
+        spans = [span_of(values, span).astype(np.float32) for span in self.layout.spans]
         for span, left in zip(spans, self._left, strict=False):
             span += left
         coded = [self._code.encode(span) for span in spans]
@@ -54,7 +55,7 @@ class Coding:
             coded, values = values, np.zeros(self.layout.nbytes, np.uint8)
             for span in self.layout.spans:
                 width = len(self._code.encode(np.zeros(span[1], np.float32)))
-                _span(values, span)[:] = self._code.decode(coded[at : at + width].copy(), span[1])
+                span_of(values, span)[:] = self._code.decode(coded[at : at + width].copy(), span[1])
                 at += width
         return [view if there else None for view, there in zip(self.layout.views(values), body, strict=False)]
 
@@ -118,8 +119,3 @@ def dumped(value: Any) -> np.ndarray:
     file = io.BytesIO()
     _save(value, file)
     return np.frombuffer(file.getbuffer(), np.uint8)
-
-
-def _span(buffer: np.ndarray, span: tuple[int, int, Any]) -> np.ndarray:
-    start, count, dtype = span
-    return buffer[start : start + count * np.dtype(dtype).itemsize].view(dtype)
