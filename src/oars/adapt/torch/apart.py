@@ -177,7 +177,7 @@ class Apart:
         self.meeting = True
         if self.servers is not None and ctx.apart:
             self.servers.away()
-        pace = self.pace.told(self.owed.taken()) if ctx.apart else 0
+        pace = self.pace.told(*self.owed.taken()) if ctx.apart else (0, 0, 0)
         try:
             while True:
                 try:
@@ -197,11 +197,11 @@ class Apart:
             self.meeting = False
             self.pace.go()
 
-    def _met(self, place: int, of: int, pace: int) -> bool:
+    def _met(self, place: int, of: int, pace: tuple[int, int, int]) -> bool:
         """One meeting; whether all had come for the same."""
         rates = zlib.crc32(repr(self._rates()).encode())
-        told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps, pace,
-                                          self.owed.rows, self.pace.worth(self.every)]))
+        told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps,
+                                          self.owed.rows, self.pace.worth(self.every), *pace]))
         at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
         if ctx.world.era != ctx.era:  # only where ranks are loose
             if not same or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
@@ -221,11 +221,11 @@ class Apart:
         elif not same:
             self._parted(told)
         elif place in (EVALUATION, WEIGHTS, END) and told[:, 2].any():
-            self._average_all(told[:, 7])
+            self._average_all(told[:, 6])
         if same and place <= NOTICE and (told[:, 5] == ctx.record.steps).all():
-            self.pace.share(told[:, 6].tolist())
+            self.pace.share(told[:, 8:].tolist())
             if self.auto and place == STEP:
-                self.every = int(told[:, 8].max())
+                self.every = int(told[:, 7].max())
         if place == EVALUATION and not passing.any():
             self._unite()
         if told[:, 3].any():
@@ -239,7 +239,7 @@ class Apart:
         if (stepping[:, 1] != stepping[0, 1]).any():
             self._parted(told)
         self.pace.averages()
-        self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), told[:, 7])
+        self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), told[:, 6])
         self.owed.settle()
         self.pace.averaged()
 

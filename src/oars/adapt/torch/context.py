@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
 
 
@@ -40,7 +41,7 @@ class Context:
         self.alone = False  # ranks train on their own for a while (--sync local)
         self.apart = False  # ... and do so now
         self.together: Any = None  # ... and where they meet (``apart.Apart``)
-        self.shares: tuple[int, ...] = ()  # how fast each rank is, where they differ much: batches are cut like that
+        self.costs: Costs = ()  # what a batch takes each rank, where they differ much: batches are cut by it
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost
         self.going_back = False  # inside a backward of the script's
@@ -69,7 +70,7 @@ class Context:
         """After a loss: from here on batches are cut for the ranks that are left."""
         self.world.adopt()
         self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
-        self.members, self.shares = self.world.members, ()
+        self.members, self.costs = self.world.members, ()
         self._nccl = None
         offsets_of.cache_clear()
 
@@ -92,21 +93,26 @@ ctx = Context()
 
 @lru_cache(maxsize=4096)
 def offsets_of(rows: int) -> Offsets:
-    """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row, or by ``ctx.shares``."""
-    if ctx.shares and rows >= ctx.size:
-        dealt = _dealt(rows, ctx.shares)
+    """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row, or by ``ctx.costs``."""
+    if ctx.costs and rows >= ctx.size:
+        dealt = _dealt(rows, ctx.costs)
         return tuple(sum(dealt[:r]) for r in range(ctx.size + 1))
     each, more = divmod(rows, ctx.size)
     return tuple(r * each + min(r, more) for r in range(ctx.size + 1))
 
 
-def _dealt(rows: int, paces: tuple[int, ...]) -> list[int]:
+def _dealt(rows: int, costs: Costs) -> list[int]:
     """So many rows for each rank, at least one, that who is through last is so as early as can be."""
-    dealt = [max(1, rows * pace // sum(paces)) for pace in paces]
+    def by(end: int) -> list[int]:
+        return [max(1, (end - fixed) // each) for fixed, each in costs]
+
+    early, late = 0, max(fixed + each * rows for fixed, each in costs)
+    while late - early > 1:
+        middle = (early + late) // 2
+        early, late = (middle, late) if sum(by(middle)) <= rows else (early, middle)
+    dealt = by(early)
     while sum(dealt) < rows:
-        dealt[min(range(len(paces)), key=lambda r: (dealt[r] + 1) / paces[r])] += 1
-    while sum(dealt) > rows:
-        dealt[max((r for r, n in enumerate(dealt) if n > 1), key=lambda r: dealt[r] / paces[r])] -= 1
+        dealt[min(range(len(costs)), key=lambda r: costs[r][0] + costs[r][1] * (dealt[r] + 1))] += 1
     return dealt
 
 

@@ -48,7 +48,7 @@ class Owed:
         self._last: int | None = None  # the pass of the batch that the script has
         self.settled = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
-        self._taken = 0  # ... since it was last asked
+        self._taken = (0, 0)  # batches, and rows of them, learnt from since it was last asked
         self.unknown = 0  # rows of the batch that the script trains on, if it is no loader's
         self._unknown = 0  # ... of all such since the last average
         self.fresh = True  # the batch under way is of a pass that it has not learnt from
@@ -95,7 +95,7 @@ class Owed:
             if ctx.apart:
                 self._since.append(batch)
                 mine = len(batch.samples[ctx.world.origin if batch.split else -1])
-                self.rows, self._taken = self.rows + mine, self._taken + mine
+                self.rows, self._taken = self.rows + mine, (self._taken[0] + 1, self._taken[1] + mine)
 
     def not_learnt(self) -> None:
         """The ranks evaluate, or begin another pass: what the script was handed is not for learning."""
@@ -123,9 +123,9 @@ class Owed:
         self._since.clear()
         self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
 
-    def taken(self) -> int:
-        """Rows that this rank has learnt from since this was last asked."""
-        taken, self._taken = self._taken, 0
+    def taken(self) -> tuple[int, int]:
+        """Batches, and rows of them, that this rank has learnt from since this was last asked."""
+        taken, self._taken = self._taken, (0, 0)
         return taken
 
     def count(self) -> int:

@@ -11,6 +11,7 @@ from oars.adapt.torch.rows import Rows
 
 _LONG_ENOUGH = 0.5  # seconds, to judge by
 _UNEVEN = 1.5  # times as fast
+_MOSTLY = 0.75  # of a batch's time, at most, is taken for what no row costs
 
 
 class Estimate:
@@ -43,10 +44,17 @@ class Estimate:
 
 
 class Pace:
-    """How fast this rank is: rows a second, of the time in which it waited for nobody."""
+    """How long this rank is busy with a batch, waiting for nobody: so long with any, and so long with each of its rows.
+
+    Only both together are measured, so the two are told apart when the rank has had batches of which it had more rows,
+    or fewer. Until then all is taken for the rows'. A wrong guess costs time, not balance: what is foretold for as many
+    rows as now is what was measured.
+    """
 
     def __init__(self) -> None:
-        self.rows, self._busy, self._since = 0, 0.0, time.perf_counter()
+        self._batches, self._rows, self._busy = 0, 0, 0.0  # since shares were last judged
+        self._since = time.perf_counter()
+        self._points: list[tuple[float, float]] = []  # (rows of a batch, seconds): the last, and before it with others
         self._stretch = self._cost = 0.0  # seconds of the last time on its own, and of the last average
 
     def go(self) -> None:
@@ -57,14 +65,26 @@ class Pace:
         """For so long it waited for others."""
         self._since += seconds
 
-    def told(self, rows: int) -> int:
-        """It has learnt from ``rows`` more, and comes to a meeting: thousandths of a row a second, 0 if too early."""
+    def told(self, batches: int, rows: int) -> tuple[int, int, int]:
+        """It has learnt from so many more, and comes to a meeting: nanoseconds a batch takes, and a row; and rows of a
+        batch. All are 0 if it is too early to tell."""
         now = time.perf_counter()
         self._stretch = now - self._since
         self._busy += self._stretch
         self._since = now
-        self.rows += rows
-        return int(1000 * self.rows / self._busy) if self._busy > _LONG_ENOUGH else 0
+        self._batches, self._rows = self._batches + batches, self._rows + rows
+        if self._busy < _LONG_ENOUGH or not self._rows:
+            return 0, 0, 0
+        mean, seconds = point = self._point()
+        fixed = 0.0
+        for was, took in (at for at in self._points if _unlike(at, point)):
+            if (each := (seconds - took) / (mean - was)) > 0:
+                fixed = min(max(0.0, seconds - each * mean), _MOSTLY * seconds)
+            break
+        return int(1e9 * fixed), max(1, int(1e9 * (seconds - fixed) / mean)), max(1, round(mean))
+
+    def _point(self) -> tuple[float, float]:
+        return self._rows / self._batches, self._busy / self._batches
 
     def averages(self) -> None:
         """All ranks are there: an average begins."""
@@ -80,12 +100,20 @@ class Pace:
             return steps
         return min(1000, max(1, round(20 * steps * self._cost / self._stretch)))
 
-    def share(self, paces: list[int]) -> None:
-        """Cut batches by how fast ranks are where one is much slower than another."""
-        if not all(paces):
+    def share(self, told: list[list[int]]) -> None:
+        """Cut batches by what all ranks have told of themselves, where one is much slower than another."""
+        if not all(each for _, each, _ in told):
             return
-        shares = tuple(paces) if max(paces) > _UNEVEN * min(paces) else ()
-        if shares or ctx.shares:
-            ctx.shares = shares
+        even = sum(rows for _, _, rows in told) / len(told)
+        alike = [fixed + each * even for fixed, each, _ in told]
+        costs = tuple((fixed, each) for fixed, each, _ in told) if max(alike) > _UNEVEN * min(alike) else ()
+        if costs or ctx.costs:
+            ctx.costs = costs
             offsets_of.cache_clear()
-        self.rows, self._busy = 0, 0.0
+        point = self._point()
+        self._points = [point, *(at for at in self._points if _unlike(at, point))][:2]
+        self._batches, self._rows, self._busy = 0, 0, 0.0
+
+
+def _unlike(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return abs(one[0] - other[0]) > 0.1 * max(one[0], other[0])
