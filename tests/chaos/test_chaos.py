@@ -1,8 +1,10 @@
 """Ranks die at every kind of moment; the training must not show it. ``make chaos`` runs 200 random ones."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,37 @@ def test_a_death_within_a_step_equals_a_planned_one_before_it_to_the_bit(tmp_pat
     planned, *within, next_step = weights.values()
     assert within == [planned] * len(within)
     assert next_step != planned  # or the test could not tell
+
+
+# A worker of a loader kills the rank that made it, before PyTorch's own code in it has looked whose it is.
+FORKED = """
+import os, signal, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+def begin(worker):
+    made_by = os.getppid()
+    if made_by == int(open("oars-runs/it/pid-1").read()):
+        os.kill(made_by, signal.SIGKILL)
+        while os.getppid() == made_by:
+            time.sleep(0.01)
+model = torch.nn.Linear(3, 1)
+for rows, in DataLoader(TensorDataset(torch.randn(16, 3)), batch_size=4, num_workers=1, worker_init_fn=begin):
+    model(rows).sum().backward()
+print("through")
+"""
+
+
+def test_a_worker_whose_rank_dies_as_it_begins_does_not_stay(tmp_path):
+    (tmp_path / "script.py").write_text(FORKED)
+    code, lines, err = sail_script("script.py", 2, [], tmp_path)
+    assert code == 0 and lines == ["through"] and "1 death survived" in err, err
+    until = time.monotonic() + 20
+    while (left := [p.parent for p in Path("/proc").glob("[0-9]*/cwd") if is_at(p, tmp_path)]):
+        assert time.monotonic() < until, [(p / "cmdline").read_bytes() for p in left]
+        time.sleep(0.1)
+
+
+def is_at(link, folder):
+    try:
+        return os.readlink(link) == str(folder)
+    except OSError:  # ended meanwhile, or not ours to ask
+        return False

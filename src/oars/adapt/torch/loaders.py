@@ -10,6 +10,7 @@ use), of iterable datasets and of ``batch_size=None``, and what is read in a thr
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import sys
@@ -73,6 +74,16 @@ def _seed_worker() -> None:
     if "numpy" in sys.modules:
         numpy = sys.modules["numpy"]
         numpy.random.seed((int(numpy.random.randint(2**31)) + shift) % 2**32)
+
+
+class Watchdog(data_utils.worker.ManagerWatchdog):
+    """In a worker: is the rank that made it still there? PyTorch takes whoever is the parent now for that rank, which
+    may have died since the fork: such a worker would wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if (made_by := multiprocessing.parent_process()) is not None:
+            self.manager_pid = made_by.pid
 
 
 # ---- the iterator -------------------------------------------------------------------------------------------------
@@ -333,6 +344,7 @@ def install() -> None:
     global _private
     _private = random_.Private(ctx.world.origin, ctx.plan["seed"])
     _Fetcher.fetch = fetch
+    data_utils.worker.ManagerWatchdog = Watchdog  # type: ignore[misc]
     _Iter.__init__, _Iter._reset, _Iter._next_index, _Iter.__next__ = iter_init, iter_reset, next_index, iter_next
     DataLoader.__iter__ = loader_iter  # type: ignore[method-assign]
     DataLoader.__len__ = loader_len  # type: ignore[method-assign]
