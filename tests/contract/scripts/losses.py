@@ -172,6 +172,7 @@ def by_hand():
         "norm": lambda o, t: torch.norm(o - t) + torch.linalg.norm(o - t, dim=1).mean(),
         "logsumexp": lambda o, t: (torch.logsumexp(o, 1) - (o * t.softmax(1)).sum(1)).mean(),
         "logsumexp over rows": lambda o, t: torch.logsumexp(o - t, 0).mean(),
+        "softmax of some dimension": lambda o, t: -(F.log_softmax(o) * nn.Softmax()(t) + nn.Softmin()(o)).mean(),
         "gather": lambda o, t: -o.log_softmax(1).gather(1, t.argmax(1, keepdim=True)).mean(),
         "one hot": lambda o, t: -(o.log_softmax(1) * F.one_hot(t.argmax(1), 5)).sum() / len(o),
         "picked": lambda o, t: -o.log_softmax(1)[torch.arange(len(o)), t.argmax(1)].mean(),

@@ -158,6 +158,7 @@ ALONG: dict[str, tuple[int, Any, bool]] = {
     **dict.fromkeys(("kthvalue",), (2, -1, False)),
     **dict.fromkeys(("cosine_similarity",), (2, 1, False)),
 }
+_SOFT = ("softmax", "log_softmax", "softmin")
 _BATCH: dict[str, Callable] = {}  # name -> what to do when the batch's dimension is among those combined
 
 
@@ -187,6 +188,8 @@ def along(func: Any, args: tuple, kwargs: dict) -> Any:
     if base in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return pointwise(func, args, kwargs)
     position, default, keeps = ALONG[name]
+    if default is None and base in _SOFT:
+        default = 0 if x.local.dim() in (0, 1, 3) else 1  # as PyTorch has it, and warns
     dims = dims_of(x, args, kwargs, position, default)
     if dims is None or x.dim_ in dims:
         if base in _BATCH:
