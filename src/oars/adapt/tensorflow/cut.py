@@ -52,6 +52,7 @@ class Cut:
         self._user = ""  # what is grown now
         self.messages: dict[str, Message] = {}  # by the operation of its result
         self.open: set[str] = set()  # open placeholders
+        self._numbers: set[str] = set()  # placeholders without a shape that are fed with numbers
         self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
         self.refused = False  # all runs are of the script's graph
         self.first, self.second = set[str](), set[str]()  # what has drawn in runs of either version
@@ -60,6 +61,17 @@ class Cut:
             self.place = tf.compat.v1.placeholder_with_default(np.array([0, 0, -1, 0], np.int32), [4])
 
     # -- growing
+
+    def fed(self, key: Any, value: Any) -> Any:
+        """A tensor is to be fed with ``value``. A placeholder without a shape is what it is fed with at first; where
+        that is a number (most often the ``keep_prob`` of a dropout), it has to stay one."""
+        tensor = self.graph.as_graph_element(tf.compat.as_str_any(key)) if isinstance(key, (str, bytes)) else key
+        if isinstance(tensor, tf.Tensor) and tensor.op.type == "Placeholder" and tensor.shape.rank is None:
+            if np.ndim(value) and tensor.op.name in self._numbers:
+                raise Refused(f"{tensor.op.name} has no shape, and is fed with one number and with many")
+            if not np.ndim(value) and tensor.op.name not in self._ops:
+                self._numbers.add(tensor.op.name)
+        return tensor
 
     def op(self, op: Any) -> Any:
         """The second version of ``op``."""
@@ -130,6 +142,8 @@ class Cut:
         if _is_open(op):
             self.open.add(op.name)
             outs, self._ops[op.name] = [self.own(Value(op.outputs[0], 0), 1, surely=True)], op
+        elif op.name in self._numbers:
+            outs, self._ops[op.name] = [Value(tf.ensure_shape(op.outputs[0], []), 0)], op
         elif same and all(made.name == c.name for made, c in zip(controls, op.control_inputs, strict=True)):
             outs, self._ops[op.name] = [Value(t, 0) for t in op.outputs], op
         else:

@@ -35,8 +35,9 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     if cut.refused:
         return plain(session, fetches, feeds, options, metadata)
     try:
+        fed = {cut.fed(key, value): value for key, value in (feeds or {}).items()}
         mapped = _each(fetches, functools.partial(_mapped, cut))
-        feeds = {_fed(cut, key): value for key, value in (feeds or {}).items()}
+        feeds = {_fed(cut, tensor): value for tensor, value in fed.items()}
         plan = cut.plans.get(_key(mapped))
         if plan is None:
             plan = cut.plans[_key(mapped)] = Plan(cut, mapped)
@@ -98,8 +99,6 @@ def _mapped(cut: Cut, fetch: Any) -> Any:
 
 def _fed(cut: Cut, key: Any) -> Any:
     """What is to be fed in the second version."""
-    if isinstance(key, (str, bytes)):
-        key = cut.graph.as_graph_element(tf.compat.as_str_any(key))
     if not isinstance(key, tf.Tensor) or key.op.type == "Placeholder":
         return key
     value = cut.value(key)
