@@ -5,7 +5,7 @@
     python bench/sync.py cost --upto 8           # the exchange's time in a step, on 2, 4 and 8 ranks
     python bench/sync.py servers --upto 8        # samples a second by workers and servers, up to 8 ranks in all
     python bench/sync.py accuracy --seeds 5      # held-out accuracy after the same epochs, on 4 and 8 ranks
-    python bench/sync.py straggler --wait 10     # the same where there are fewer cores than ranks
+    python bench/sync.py straggler --wait 10 --batch 64    # the same where there are fewer cores than ranks
     python bench/sync.py moved                   # how far the weights move in all, where that is known beforehand
     python bench/sync.py wires                   # bytes that the first rank gives MPI to send, and the accuracy
 
@@ -112,15 +112,18 @@ class Trained:
         return batch * (last["step"] - first["step"]) / (last["time"] - first["time"])
 
     def exchange(self, first, last):
-        """Seconds of exchange in a step, of these steps: the median of the means of eight."""
-        spent = [(b["time"] - a["time"]) * b["exchange_share"]
-                 for a, b in zip(self.steps[first:last], self.steps[first + 1 : last], strict=False)]
-        return statistics.median(statistics.mean(spent[i : i + 8]) for i in range(0, len(spent) - 7, 8))
+        """Seconds of exchange in a step, of these steps, and of all else: the medians of the means of eight."""
+        pairs = list(zip(self.steps[first:last], self.steps[first + 1 : last], strict=False))
+        whole = [b["time"] - a["time"] for a, b in pairs]
+        spent = [seconds * b["exchange_share"] for seconds, (_, b) in zip(whole, pairs, strict=True)]
+        rest = [a - b for a, b in zip(whole, spent, strict=True)]
+        return [statistics.median(statistics.mean(x[i : i + 8]) for i in range(0, len(x) - 7, 8))
+                for x in (spent, rest)]
 
 
 def straggler(args):
     """Samples a second with a slow rank, of those without."""
-    ranks, batch, epochs = 4, 64, 6
+    ranks, batch, epochs = 4, args.batch, 6
     print("\none of 4 ranks slowed four times, so 81 % is left of their speed: samples/s without, with, share",
           flush=True)
     work = ["--batch", batch, "--images", 20 * batch, "--epochs", epochs, "--held-out", 100, "--wait", args.wait]
@@ -133,14 +136,16 @@ def straggler(args):
 def cost(args):
     """The exchange's time in a step, by the number of ranks, each of which has 8 rows of a batch."""
     sizes = [n for n in (2, 4, 8, 16) if n <= args.upto]
-    print(f"\nms of exchange in a step on {', '.join(map(str, sizes))} ranks", flush=True)
+    print(f"\nms of exchange in a step on {', '.join(map(str, sizes))} ranks, and of its own work, which shares the "
+          "machine's memory and caches with the others'", flush=True)
     for name, options in [item for item in MODES.items() if item[0] != "server"]:
         found = [Trained(n, options, "--net", *NETS, "--batch", 8 * n, "--images", 8 * n * 30, "--epochs", 2,
                          "--held-out", 100, "--wait", args.wait) for n in sizes]
         for net, first in zip(NETS, (8, 68), strict=True):
-            times = [1000 * trained.exchange(first, first + 52) for trained in found]
-            print(f"{name:<12}{net:<8}" + "".join(f"{t:>9.2f}" for t in times)
-                  + f"   last / first {times[-1] / times[0]:.2f}", flush=True)
+            times = [trained.exchange(first, first + 52) for trained in found]
+            print(f"{name:<12}{net:<8}" + "   ".join(
+                "".join(f"{1000 * t:>9.2f}" for t in kind) + f"   last / first {kind[-1] / kind[0]:.2f}"
+                for kind in zip(*times, strict=True)), flush=True)
 
 
 def servers(args):
@@ -225,6 +230,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="whose accuracy is compared")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=6, help="of the trainings whose accuracy is compared")
+    parser.add_argument("--batch", type=int, default=256, help="rows, of the straggler's training")
     parser.add_argument("--wait", type=int, default=0, help="milliseconds that a sample takes to get, where "
                         "something is timed: with them a few cores do for many ranks")
     args = parser.parse_args()
