@@ -19,11 +19,11 @@ SCRIPT = str(HERE / "keras_train.py")
 NETS = {"cnn": "CNN", "mlp": "MLP with 200 parameters"}
 
 
-def side(backend, net, ranks, by_hand=False):
+def side(backend, net, ranks, how=""):
     """A command, its threads, its environment."""
-    words = ["--net", net, *(["--by-hand", str(ranks)] if by_hand else [])]
+    words = ["--net", net, *(["--by-hand", str(ranks)] if how == "by hand" else ["--loop"] if how == "loop" else [])]
     command = [sys.executable, SCRIPT, *words]
-    if ranks > 1 and not by_hand:
+    if ranks > 1 and how != "by hand":
         command = [sys.executable, "-m", "oars", "run", "--quiet", "-n", str(ranks), SCRIPT, *words]
     return command, max(1, CORES // ranks), {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
@@ -35,10 +35,12 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="every single result")
     args = parser.parse_args()
     repeats, raw = 1 if args.quick else args.repeats, {}
-    print(f"{'':66} ours      other     ratio (spread)")
+    print(f"{'':80} ours      other     ratio (spread)")
     for net, title in NETS.items():
-        pairs = [(f"{title}, {backend}, 2 ranks against {backend}.distributed by hand",
-                  side(backend, net, 2), side(backend, net, 2, True)) for backend in ("torch", "jax")]
+        pairs = [(f"{title}, torch, a loop on 2 ranks against torch.distributed by hand",
+                  side("torch", net, 2, "loop"), side("torch", net, 2, "by hand"))]
+        pairs += [(f"{title}, {backend}, 2 ranks against {backend}.distributed by hand",
+                   side(backend, net, 2), side(backend, net, 2, "by hand")) for backend in ("torch", "jax")]
         pairs += [(f"{title}, {backend}, 2 ranks against one process", side(backend, net, 2), side(backend, net, 1))
                   for backend in ("tensorflow", "jax", "torch")]
         for name, ours, other in pairs:
@@ -46,7 +48,7 @@ def main():
             steps = [[result["step"] for result in results_] for results_ in results]
             low, middle, high = quartiles([a / b for a, b in zip(*steps, strict=True)])
             mine, its = (sorted(s)[len(s) // 2] * 1000 for s in steps)
-            print(f"{name:66} {mine:6.1f} ms {its:6.1f} ms {middle:6.3f} ({low:.3f} to {high:.3f})", flush=True)
+            print(f"{name:80} {mine:6.1f} ms {its:6.1f} ms {middle:6.3f} ({low:.3f} to {high:.3f})", flush=True)
             raw[name] = results
     if args.json:
         Path(args.json).write_text(json.dumps(raw))

@@ -3,6 +3,7 @@ jax.distributed.
 
     KERAS_BACKEND=jax python bench/keras_train.py --net cnn
     KERAS_BACKEND=torch python bench/keras_train.py --net cnn --by-hand 2
+    KERAS_BACKEND=torch oars run -n 2 bench/keras_train.py --net cnn --loop
 
 Prints one line of JSON: the median time of a step of ``fit`` (by hand: of the loop), and the last loss.
 """
@@ -21,6 +22,7 @@ parser.add_argument("--batch", type=int, default=64, help="global batch")
 parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--warmup", type=int, default=6)
 parser.add_argument("--by-hand", type=int, metavar="N", help="on N processes (the torch and jax backends)")
+parser.add_argument("--loop", action="store_true", help="the loop of --by-hand, for one process (the torch backend)")
 args = parser.parse_args()
 
 
@@ -95,26 +97,29 @@ def slices(rank, n):
         yield x[at], y[at]
 
 
-def by_hand_torch():
-    """Gradients averaged by DistributedDataParallel, as PyTorch's guide has it."""
+def loop_torch(n):
+    """A loop of one's own, as Keras's guides have it: by hand on n processes, or (n = 1) as it is for one."""
     global last
     import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
-    wrapped = DistributedDataParallel(model)
-    stepper = torch.optim.SGD(wrapped.parameters(), 0.01, 0.9)
-    for inputs, targets in slices(dist.get_rank(), dist.get_world_size()):
-        value = torch.nn.functional.cross_entropy(wrapped(torch.from_numpy(inputs)), torch.from_numpy(targets))
+    rank, trained = 0, model
+    if n > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank, trained = dist.get_rank(), torch.nn.parallel.DistributedDataParallel(model)
+    stepper = torch.optim.SGD(trained.parameters(), 0.01, 0.9)
+    for inputs, targets in slices(rank, n):
+        value = torch.nn.functional.cross_entropy(trained(torch.from_numpy(inputs)), torch.from_numpy(targets))
         stepper.zero_grad()
         value.backward()
         stepper.step()
         last = value.item()
         times.append(time.perf_counter())
-    dist.barrier()
     tell()
-    os._exit(0)  # gloo has been seen to wait for ever where its objects go
+    if n > 1:
+        dist.barrier()
+        os._exit(0)  # gloo has been seen to wait for ever where its objects go
 
 
 def by_hand_jax():
@@ -149,8 +154,10 @@ def by_hand_jax():
     tell()
 
 
-if args.by_hand:
-    {"torch": by_hand_torch, "jax": by_hand_jax}[keras.backend.backend()]()
-else:
+if not (args.by_hand or args.loop):
     by_fit()
     tell()
+elif keras.backend.backend() == "torch":
+    loop_torch(args.by_hand or 1)
+else:
+    by_hand_jax()

@@ -68,7 +68,33 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
             from oars.adapt.keras import norm
 
             norm.install_torch(keras)
+        _let_check(keras)
     elif world is not None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
                       "the backends torch, tensorflow and jax are cut")
     steps.install(keras, backend, world is not None, apart)
+
+
+def _let_check(keras: Any) -> None:
+    """On PyTorch: a layer that checks the shape of what it is given does not depend on the batch's size by that, unless
+    it asks for a certain one. So a model of such layers may run on own rows."""
+    from keras.src.layers import input_spec
+
+    from oars.adapt.torch.context import ctx
+
+    check = input_spec.assert_input_compatibility
+
+    def assert_input_compatibility(specs: Any, inputs: Any, layer_name: str) -> None:
+        traces = ctx.traces
+        if traces and not any(spec is not None and _of_a_size(spec) for spec in keras.tree.flatten(specs)):
+            ctx.traces = []
+        try:
+            check(specs, inputs, layer_name)
+        finally:
+            ctx.traces = traces
+
+    input_spec.assert_input_compatibility = assert_input_compatibility
+
+
+def _of_a_size(spec: Any) -> bool:
+    return bool(spec.shape and spec.shape[0] is not None) or 0 in (spec.axes or ())

@@ -65,6 +65,7 @@ class Verdict:
 
 _verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
 _moving: WeakKeyDictionary[nn.Module, tuple[Any, list]] = WeakKeyDictionary()  # buffers that a call changes
+_marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
@@ -91,7 +92,7 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     """A call that may be done again: what it changes in the module must not happen twice."""
-    kind = (ctx.changes, kwargs.get("training"))  # Keras's models are told with each call whether it trains
+    kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # Keras's models are told with each call whether it trains
     known, moving = _moving.get(self, (None, []))
     every = known != kind
     buffers = _changeable(self) if every else moving
@@ -136,7 +137,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
-    key = (self.training, ctx.apart, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
+    key = (ctx.mode, ctx.apart, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
     of_module = _verdicts.get(self)
     if of_module is None or len(of_module) > 100:  # numbers among the arguments are part of the key
         of_module = _verdicts[self] = {}
@@ -363,11 +364,21 @@ def setattr_(self: nn.Module, name: str, value: Any) -> None:
     else:
         old = self.__dict__.get(name, self)
         if old is not value and not (type(old) is type(value) and isinstance(value, _PLAIN_VALUES) and old == value):
+            if name == "training":
+                ctx.mode ^= _mark(self)
             if ctx.depth or ctx.plain:
                 ctx.note("changes itself")
-            else:
+            elif name != "training":
                 ctx.changes += 1
     _setattr(self, name, value)
+
+
+def _mark(module: nn.Module) -> int:
+    """A module's bit in ``ctx.mode``: after ``eval()`` and ``train()`` what was found before is found again."""
+    if module not in _marks:
+        _marks[module] = 1 << ctx.marked
+        ctx.marked += 1
+    return _marks[module]
 
 
 def _counting(register: Any) -> Any:

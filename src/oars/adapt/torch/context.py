@@ -56,6 +56,7 @@ class Context:
         self.handed: list[tuple[int, int, list]] = []  # for the ledger: iteration, batch, the samples' numbers
         self._nccl: Any = None
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
+        self.mode, self.marked = 0, 0  # a bit for each module that is not in the mode it was made in; bits so far
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
 
     def nccl(self) -> Any:

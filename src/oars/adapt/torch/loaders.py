@@ -82,7 +82,7 @@ class Watchdog(data_utils.worker.ManagerWatchdog):
 
     def __init__(self) -> None:
         super().__init__()
-        if (made_by := multiprocessing.parent_process()) is not None:
+        if (made_by := multiprocessing.parent_process()) is not None and made_by.pid is not None:
             self.manager_pid = made_by.pid
 
 
