@@ -128,7 +128,8 @@ def test_deaths_do_not_show(kind):
 
 
 SESSIONS = [(TF1 / "linear_fit.py", []), (TF1 / "softmax.py", ["--steps", "50"]), (TF1 / "cnn.py", ["--steps", "3"]),
-            (HERE / "scripts" / "session.py", []), (HERE / "scripts" / "layers.py", [])]
+            (HERE / "scripts" / "session.py", []), (HERE / "scripts" / "layers.py", []),
+            (HERE / "scripts" / "feeding.py", [])]
 TOGETHER = """
 import functools, runpy, sys
 import tensorflow as tf
