@@ -49,6 +49,7 @@ class Cut:
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Any] = {}  # -> its second version, or itself
         self._wholes: dict[str, Value] = {}
+        self._fetches: dict[str, Any] = {}  # -> what is fetched for it
         self._user = ""  # what is grown now
         self.messages: dict[str, Message] = {}  # by the operation of its result
         self.open: set[str] = set()  # open placeholders
@@ -86,13 +87,15 @@ class Cut:
         return self._values[tensor.name]
 
     def fetched(self, tensor: Any) -> Any:
-        """``tensor`` for a run to fetch: all of it."""
+        """``tensor`` for a run to fetch: all of it, and no message's result itself, which is fed already."""
         value = self.value(tensor)
-        if not value.rows:
+        if not value.rows and value.tensor.op.name not in self.messages:
             return value.tensor
-        with self.lock, _Building(self.graph):
-            self._user = f"{tensor.name} fetched"
-            return self.whole(value).tensor
+        if tensor.name not in self._fetches:
+            with self.lock, _Building(self.graph):
+                self._user = f"{tensor.name} fetched"
+                self._fetches[tensor.name] = tf.identity(self.whole(value).tensor)
+        return self._fetches[tensor.name]
 
     def if_there(self, tensor: Any) -> Any:
         """A tensor of the second version for a run to fetch; in a branch, it and whether (0 or 1) it is not there."""
