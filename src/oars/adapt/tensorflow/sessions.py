@@ -66,7 +66,8 @@ def _runs(old: Any, world: Any, record: Any) -> None:
         if loss is not None:
             out, value = out
         if training:
-            rows = max((len(v) for v in (feed_dict or {}).values() if hasattr(v, "__len__")), default=0)
+            fed = [v for v in (feed_dict or {}).values() if hasattr(v, "__len__") and getattr(v, "ndim", None) != 0]
+            rows = max(map(len, fed), default=0)
             record.step(None if value is None else float(value), rows)
         return out
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.util import deprecation
+from tensorflow.python.util import deprecation, nest
 
 from oars.adapt.meet import meet
 from oars.adapt.tensorflow.cut import PREFIX, Cut, Message, Refused, behind, levels
@@ -35,7 +35,7 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     if cut.refused:
         return plain(session, fetches, feeds, options, metadata)
     try:
-        fed = {cut.fed(key, value): value for key, value in (feeds or {}).items()}
+        fed = {cut.fed(key, value): value for key, value in nest.flatten_dict_items(feeds or {}).items()}
         mapped = _each(fetches, functools.partial(_mapped, cut))
         feeds = {_fed(cut, tensor): value for tensor, value in fed.items()}
         plan = cut.plans.get(_key(mapped))
