@@ -64,15 +64,28 @@ class Cut:
     # -- growing
 
     def fed(self, key: Any, value: Any) -> Any:
-        """A tensor is to be fed with ``value``. A placeholder without a shape is what it is fed with at first; where
-        that is a number (most often the ``keep_prob`` of a dropout), it has to stay one."""
+        """A tensor is to be fed with ``value``. A placeholder without a shape is taken for a number (most often it is
+        the ``keep_prob`` of a dropout) if that is what it is fed with at first, and as long as it is."""
         tensor = self.graph.as_graph_element(tf.compat.as_str_any(key)) if isinstance(key, (str, bytes)) else key
         if isinstance(tensor, tf.Tensor) and tensor.op.type == "Placeholder" and tensor.shape.rank is None:
             if np.ndim(value) and tensor.op.name in self._numbers:
-                raise Refused(f"{tensor.op.name} has no shape, and is fed with one number and with many")
-            if not np.ndim(value) and tensor.op.name not in self._ops:
+                self._forget(tensor.op)
+            elif not np.ndim(value) and tensor.op.name not in self._ops:
                 self._numbers.add(tensor.op.name)
         return tensor
+
+    def _forget(self, op: Any) -> None:
+        """Whatever depends on this operation, which was taken for a number, is to be grown anew."""
+        after = ahead(op)
+        if after.keys() & self.second:
+            raise SystemExit(f"oars: {op.name}, a placeholder without a shape, was fed with one number and is fed with "
+                             "many now, and what is drawn depends on it: give it a shape")
+        self._numbers.discard(op.name)
+        for name, other in after.items():
+            self._ops.pop(name, None)
+            for tensor in other.outputs:
+                self._values.pop(tensor.name, None)
+                self._fetches.pop(tensor.name, None)
 
     def op(self, op: Any) -> Any:
         """The second version of ``op``."""
@@ -328,6 +341,18 @@ def behind(ops: list[Any]) -> dict[str, Any]:
         if op.name not in found:
             found[op.name] = op
             waiting += _before(op)
+    return found
+
+
+def ahead(op: Any) -> dict[str, Any]:
+    """This operation and all that depend on it, by name."""
+    found: dict[str, Any] = {}
+    waiting = [op]
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found[op.name] = op
+            waiting += [c for t in op.outputs for c in t.consumers()] + op._control_outputs
     return found
 
 

@@ -126,10 +126,12 @@ def _dims(cut: Any, shape: Any) -> list[int | None] | None:
 
     if shape.op.type in ("Shape", "ShapeN"):
         of = shape.op.inputs[shape.value_index]
-        if of.shape.rank is None:
+        value = cut.value(of)
+        known = value.tensor.shape if of.shape.rank is None else of.shape  # of what is fed more is known there
+        if known.rank is None:
             return None
-        dims = of.shape.as_list()
-        return [ALL, *dims[1:]] if cut.value(of).rows else dims
+        dims = known.as_list()
+        return [ALL, *dims[1:]] if value.rows else dims
     if shape.op.type == "ConcatV2":
         parts = [_dims(cut, t) for t in shape.op.inputs[:-1]]
         return None if any(part is None for part in parts) else [d for part in parts if part for d in part]
