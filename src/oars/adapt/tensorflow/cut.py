@@ -55,7 +55,7 @@ class Cut:
         self.open: set[str] = set()  # open placeholders
         self._numbers: set[str] = set()  # placeholders without a shape that are fed with numbers
         self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
-        self.refused = False  # all runs are of the script's graph
+        self.refused = ""  # why all runs are of the script's graph
         self.first, self.second = set[str](), set[str]()  # what has drawn in runs of either version
         with _Building(graph):
             # This run is cut?, own first row, own rows, all rows.

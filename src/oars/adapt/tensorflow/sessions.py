@@ -58,7 +58,7 @@ def _runs(old: Any, world: Any, record: Any) -> None:
         if loss is not None and not stages.comes_along(self.graph, loss, fetches):
             loss = None
         asked = fetches if loss is None else (fetches, loss)
-        if world is None or known is None:
+        if world is None or (known is None and not stages.draws(self.graph, fetches)):
             out = plain_run(self, asked, feed_dict, options, run_metadata)
         else:
             out = stages.run(self, plain_run, asked, feed_dict, options, run_metadata, bool(training))

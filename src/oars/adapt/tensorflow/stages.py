@@ -33,20 +33,25 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     if cut is None:
         cut = _cuts[session.graph] = Cut(session.graph)
     if cut.refused:
+        if trains:
+            _say_whole(cut.refused)
         return plain(session, fetches, feeds, options, metadata)
     try:
         fed = {cut.fed(key, value): value for key, value in nest.flatten_dict_items(feeds or {}).items()}
         mapped = _each(fetches, functools.partial(_mapped, cut))
-        feeds = {_fed(cut, tensor): value for tensor, value in fed.items()}
+        feeds = {_fed(cut, tensor, trains): value for tensor, value in fed.items()}
         plan = cut.plans.get(_key(mapped))
         if plan is None:
             plan = cut.plans[_key(mapped)] = Plan(cut, mapped)
             cut.second |= {name for name in _drawing(cut.graph, fetches) if cut.is_other(name)}
             _check_streams(cut)
     except Refused as refusal:
-        _say_whole(str(refusal))
-        cut.refused = not cut.second
-        cut.first |= _drawing(cut.graph, fetches)
+        drawn = _drawing(cut.graph, fetches)
+        if trains:
+            _say_whole(str(refusal))
+        if (trains or drawn) and not cut.second:
+            cut.refused = str(refusal)
+        cut.first |= drawn
         _check_streams(cut)
         return plain(session, fetches, feeds, options, metadata)
     rows = {len(np.atleast_1d(value)) for key, value in feeds.items()
@@ -64,10 +69,20 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     return _until_done(session, plain, cut, plan, mapped, feeds, rows.pop())
 
 
-def _drawing(graph: Any, fetches: Any) -> set[str]:
+@functools.lru_cache(256)
+def _drawn(graph: Any, fetched: tuple[str, ...]) -> frozenset[str]:
+    ops = map(graph.get_operation_by_name, _names(graph, fetched))
+    return frozenset(op.name for op in ops if _acts(op) and not _writes(op))
+
+
+def _drawing(graph: Any, fetches: Any) -> frozenset[str]:
     """What draws in a run of these fetches."""
-    ops = map(graph.get_operation_by_name, names(graph, fetches))
-    return {op.name for op in ops if _acts(op) and not _writes(op)}
+    return _drawn(graph, _fetched(fetches))
+
+
+def draws(graph: Any, fetches: Any) -> bool:
+    """Whether a run of these fetches draws: then it is of the second version, even if nothing trains yet."""
+    return bool(_drawing(graph, fetches))
 
 
 def _check_streams(cut: Cut) -> None:
@@ -97,12 +112,12 @@ def _mapped(cut: Cut, fetch: Any) -> Any:
     return fetch  # a variable, or an error of the script's
 
 
-def _fed(cut: Cut, key: Any) -> Any:
-    """What is to be fed in the second version."""
+def _fed(cut: Cut, key: Any, trains: bool) -> Any:
+    """What is to be fed in the second version; where nothing is cut, own rows are all."""
     if not isinstance(key, tf.Tensor) or key.op.type == "Placeholder":
         return key
     value = cut.value(key)
-    if value.rows:
+    if value.rows and trains:
         raise Refused(f"{key.name}, which is no placeholder, is fed")
     return value.tensor
 
@@ -117,6 +132,10 @@ def _key(mapped: Any) -> tuple[str, ...]:
     return tuple(sorted(f if isinstance(f, str) else f.name for f in _flat(mapped)))
 
 
+def _fetched(fetches: Any) -> tuple[str, ...]:
+    return tuple(f if isinstance(f, str) else f.name for f in _flat(fetches))
+
+
 @functools.lru_cache(256)
 def _names(graph: Any, fetched: tuple[str, ...]) -> set[str]:
     elements = [graph.as_graph_element(name) for name in fetched]
@@ -125,7 +144,7 @@ def _names(graph: Any, fetched: tuple[str, ...]) -> set[str]:
 
 def names(graph: Any, fetches: Any) -> set[str]:
     """The names of all operations that these fetches run."""
-    return _names(graph, tuple(f if isinstance(f, str) else f.name for f in _flat(fetches)))
+    return _names(graph, _fetched(fetches))
 
 
 @functools.lru_cache(256)
@@ -137,7 +156,7 @@ def _free(graph: Any, name: str, fetched: tuple[str, ...]) -> bool:
 
 def comes_along(graph: Any, name: str, fetches: Any) -> bool:
     """Whether a run of these fetches can give this tensor too: with no more feeds, and doing nothing else."""
-    return _free(graph, name, tuple(f if isinstance(f, str) else f.name for f in _flat(fetches)))
+    return _free(graph, name, _fetched(fetches))
 
 
 class Plan:
