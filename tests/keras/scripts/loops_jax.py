@@ -156,5 +156,28 @@ def train_step():
     train(model, *table())
 
 
+class RowLosses(keras.Model):
+    """A train_step that tells a loss for each row."""
+
+    def losses_of(self, trainable, others, x, y):
+        out, others = self.stateless_call(trainable, others, x, training=True)
+        rows = keras.losses.sparse_categorical_crossentropy(y, out, from_logits=True)
+        return rows.sum(), (rows, others)
+
+    def train_step(self, state, data):
+        trainable, others, slots, metrics = state
+        (_, (rows, others)), grads = value_and_grad(self.losses_of, has_aux=True)(trainable, others, *data)
+        trainable, slots = self.optimizer.stateless_apply(slots, grads, trainable)
+        return {"loss": rows}, (trainable, others, slots, metrics)
+
+
+@scene
+def loss_of_each_row():
+    inputs = layers.Input((6,))
+    model = RowLosses(inputs, layers.Dense(3)(inputs))
+    model.compile(keras.optimizers.SGD(0.01))
+    train(model, *table(48))
+
+
 if __name__ == "__main__":
     play()

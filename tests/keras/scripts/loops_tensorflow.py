@@ -112,6 +112,25 @@ def gan():
     keep(model.generator, model.critic)
 
 
+class RowLosses(keras.Model):
+    """A train_step that tells a loss for each row."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+@scene
+def loss_of_each_row():
+    inputs = layers.Input((6,))
+    model = RowLosses(inputs, layers.Dense(3)(inputs))
+    model.compile(keras.optimizers.SGD(0.01))
+    train(model, *table(48))
+
+
 @scene
 def functions_in_functions():
     """A model that is built in the first step, two functions of one step, of which both send messages; tf.gradients."""

@@ -89,6 +89,28 @@ def train_step():
     train(model, *table())
 
 
+class RowLosses(keras.Model):
+    """A train_step that tells a loss for each row."""
+
+    def train_step(self, data):
+        x, y = data
+        self.zero_grad()
+        loss = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True)
+        loss.sum().backward()
+        weights = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([w.value.grad for w in weights], weights)
+        return {"loss": loss.detach()}
+
+
+@scene
+def loss_of_each_row():
+    inputs = layers.Input((6,))
+    model = RowLosses(inputs, layers.Dense(3)(inputs))
+    model.compile(keras.optimizers.SGD(0.01))
+    train(model, *table(48))
+
+
 @scene
 def gan():
     """Two models, two optimizers; what is generated and what is real in one batch."""

@@ -62,7 +62,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         logs = out[0] if backend == "jax" else out
         rows = data.rows if isinstance(data, _Seen) else _rows(data)
         loss = logs.get("loss") if isinstance(logs, dict) else None
-        _loss = 0.0 if loss is None else float(loss)
+        _loss = 0.0 if loss is None else _number(loss)
         meet.record.step(None if loss is None else _loss, rows)
         if meet.record.steps == meet.plan.get("stop_after"):
             _leave_weights([*out[1][0]] if backend == "jax" else model.trainable_variables)
@@ -70,6 +70,13 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         return out
 
     return call
+
+
+def _number(loss: Any) -> float:
+    """A loss as one number: a train_step may give one for each row."""
+    from keras import ops
+
+    return float(np.mean(ops.convert_to_numpy(loss)))
 
 
 class _Seen:
