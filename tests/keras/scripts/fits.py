@@ -303,6 +303,34 @@ def subclassed():
     tell("predict", model.predict(x[:6], verbose=0))
 
 
+class Inner(layers.Layer):
+    """Makes its layers when it is built."""
+
+    def build(self, shape):
+        self.inside = [layers.Dense(4), layers.Dropout(0.3), layers.BatchNormalization()]
+
+    def call(self, x, training=False):
+        dense, dropout, norm = self.inside
+        return norm(dropout(dense(x), training=training), training=training)
+
+
+class Outer(layers.Layer):
+    """Gets its weights by a call with shapes alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = Inner(), layers.Dense(3)
+
+    def call(self, x, training=False):
+        return self.last(self.inner(x, training=training))
+
+
+@scene
+def made_when_built():
+    inputs = layers.Input((6,))
+    train(compiled(keras.Model(inputs, Outer()(inputs))), *table())
+
+
 class Sampling(layers.Layer):
     """Of the guide on variational autoencoders."""
 

@@ -176,6 +176,8 @@ def _batch(module: nn.Module, leaves: list) -> Offsets | None:
         return offsets
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and not isinstance(leaf, nn.Parameter):
+            if type(leaf) is torch.Tensor and leaf.is_meta:
+                return None  # asked for shapes alone: so do Keras's layers get their weights
             if leaf.shape[0] < ctx.size or leaf.is_sparse or next(module.parameters(), None) is None:
                 return None
             return offsets_of(leaf.shape[0])
