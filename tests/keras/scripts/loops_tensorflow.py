@@ -131,6 +131,17 @@ def loss_of_each_row():
     train(model, *table(48))
 
 
+class Told(layers.Layer):
+    def call(self, x):
+        print("called")
+        return tf.nn.relu(x)
+
+
+@scene
+def print_in_a_call():
+    train(compiled(mlp(Told())), *table())
+
+
 @scene
 def functions_in_functions():
     """A model that is built in the first step, two functions of one step, of which both send messages; tf.gradients."""

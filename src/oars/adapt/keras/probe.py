@@ -71,14 +71,14 @@ def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
         run = _runner(model, [(v, _weights(v, rng)) for v in model.variables])
         spoilt = tree.map_structure(_spoil, inputs)
         some = tree.map_structure(lambda x: x[1:3] if _rowed(x) else x, inputs)
-        for training in (True, False):
-            with contextlib.redirect_stdout(io.StringIO()):  # a print in a call is not for the user
+        with contextlib.redirect_stdout(io.StringIO()):  # a print in a call is not for the user
+            for training in (True, False):
                 told = _compared(run, inputs, spoilt, some, training) or _kept_rows(kept)
-            if told:
-                return told
-        if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
-            backend.compute_output_spec(model.call, *tree.map_structure(_open, inputs[0]),
-                                        **tree.map_structure(_open, inputs[1]))
+                if told:
+                    return told
+            if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
+                backend.compute_output_spec(model.call, *tree.map_structure(_open, inputs[0]),
+                                            **tree.map_structure(_open, inputs[1]))
         return ""
     except Exception as error:
         told = str(error).strip().partition("\n")[0][:120]
