@@ -39,7 +39,7 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
     try:
         fed = {cut.fed(key, value): value for key, value in nest.flatten_dict_items(feeds or {}).items()}
         mapped = _each(fetches, functools.partial(_mapped, cut))
-        feeds = {_fed(cut, tensor, trains): value for tensor, value in fed.items()}
+        given = {_fed(cut, tensor, trains): value for tensor, value in fed.items()}
         plan = cut.plans.get(_key(mapped))
         if plan is None:
             plan = cut.plans[_key(mapped)] = Plan(cut, mapped)
@@ -54,7 +54,7 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
         cut.first |= drawn
         _check_streams(cut)
         return plain(session, fetches, feeds, options, metadata)
-    rows = {len(np.atleast_1d(value)) for key, value in feeds.items()
+    rows = {len(np.atleast_1d(value)) for key, value in given.items()
             if isinstance(key, tf.Tensor) and key.op.name in cut.open}
     reason = plan.reason
     if len(rows) > 1:
@@ -65,8 +65,8 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
         _say_whole(reason)
     if (not trains or reason or not rows or min(rows) < meet.size or options is not None or metadata is not None
             or threading.current_thread() is not threading.main_thread()):
-        return plain(session, mapped, feeds, options, metadata)
-    return _until_done(session, plain, cut, plan, mapped, feeds, rows.pop())
+        return plain(session, mapped, given, options, metadata)
+    return _until_done(session, plain, cut, plan, mapped, given, rows.pop())
 
 
 @functools.lru_cache(256)
