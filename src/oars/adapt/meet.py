@@ -10,7 +10,6 @@ code, which cannot be left, nothing more is said until the step has run to its e
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 import zlib
@@ -24,6 +23,7 @@ from oars.engine.world import RankLost, World
 from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import exchange_by
 
+WHOLE, PART, OWN = range(3)  # of an embedding's gradient, see ``slices``
 _SMALL = 1 << 15  # bytes that every rank takes from every other and sums by itself
 
 
@@ -179,12 +179,24 @@ class Meet:
             self.world.allgather_rows(_bytes(np.ascontiguousarray(rows), width), counts, _bytes(whole, width))
         return whole
 
-    def same(self, *arrays: np.ndarray) -> bool:
+    def same(self, array: np.ndarray) -> bool:
         """Whether all ranks hold the same, to the bit."""
         self.current(self.era)
-        mine = functools.reduce(lambda crc, array: zlib.crc32(array.tobytes(), crc), arrays, 0)
-        told = self.world.allgather_alike(np.array([mine, sum(array.nbytes for array in arrays)]))
+        told = self.world.allgather_alike(np.array([zlib.crc32(array.tobytes()), array.nbytes]))
         return bool((told == told[0]).all())
+
+    def slices(self, values: np.ndarray, indices: np.ndarray) -> int:
+        """What ranks have of an embedding's gradient: ``WHOLE``, all of it, where a model runs whole; ``PART``, a part
+        of each line, where all look up the same (positions); ``OWN``, lines of their own rows of the batch.
+
+        That they look up the same is taken from the indices: alike on all ranks, and none of them twice.
+        """
+        self.current(self.era)
+        once = len(np.unique(indices)) == len(indices) > 1
+        told = self.world.allgather_alike(np.array([zlib.crc32(indices.tobytes()), len(indices), once,
+                                                    zlib.crc32(values.tobytes())]))
+        same = (told == told[0]).all(0)
+        return WHOLE if same.all() else PART if same[:2].all() and once else OWN
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """Summed over ranks."""

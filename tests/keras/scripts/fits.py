@@ -331,6 +331,27 @@ def made_when_built():
     train(compiled(keras.Model(inputs, Outer()(inputs))), *table())
 
 
+class Placed(layers.Layer):
+    """Words and their places, of which all ranks look up the same: keras.io's transformers begin so."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = layers.Embedding(20, 5), layers.Embedding(7, 5)
+
+    def call(self, x):
+        return self.words(x) + self.places(ops.arange(0, ops.shape(x)[-1], 1))
+
+
+@scene
+def words_and_places():
+    inputs = layers.Input((7,), dtype="int32")
+    rows = layers.GlobalAveragePooling1D()(layers.Dropout(0.1)(Placed()(inputs)))
+    x = np.random.default_rng(2).integers(0, 20, (50, 7))
+    for eager in (False, True):
+        model = keras.Model(inputs, layers.Dense(3)(rows))
+        train(compiled(model, run_eagerly=eager), x, x.sum(1) % 3)
+
+
 class Sampling(layers.Layer):
     """Of the guide on variational autoencoders."""
 

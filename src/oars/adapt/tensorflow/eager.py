@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
 
-from oars.adapt.meet import meet
+from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import wire
 from oars.engine.world import RankLost
 
@@ -108,7 +108,9 @@ class Call:
         own, sums = found[: len(self.ins)], found[len(self.ins):]
         for i, g in enumerate(sums):
             if isinstance(g, tf.IndexedSlices):  # an embedding's
-                sums[i] = tf.IndexedSlices(_concat(g.values), _concat(g.indices), g.dense_shape)
+                part = meet.slices(g.values.numpy(), g.indices.numpy()) == PART
+                sums[i] = tf.IndexedSlices(wire.total(g.values) if part else _concat(g.values),
+                                           g.indices if part else _concat(g.indices), g.dense_shape)
         there = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
         for i, mean in zip(there, wire.means([sums[i] for i in there], step=False, weights=True),
                            strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from oars.adapt.meet import meet
+from oars.adapt.meet import OWN, PART, WHOLE, meet
 from oars.engine.world import RankLost
 
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32
@@ -128,18 +128,19 @@ def means(tensors: list[tf.Tensor], step: bool = True, weights: bool = False) ->
 
 
 def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
-    """An embedding's gradient averaged over ranks: all ranks' rows of it, as one process would have them.
+    """An embedding's gradient averaged over ranks, with the lines that one process would have: twice the half of one
+    would be another thing to an optimizer that squares them."""
+    def values_of(values: np.ndarray, kind: int) -> np.ndarray:
+        return values if kind == WHOLE else meet.total(values) if kind == PART else meet.concat(values)
 
-    Of a model that runs whole every rank has all rows: twice the half of each would be another thing to an optimizer
-    that squares them.
-    """
-    whole = _host(meet.same, tf.bool, [], g.values, g.indices)
+    def indices_of(indices: np.ndarray, kind: int) -> np.ndarray:
+        return meet.concat(indices) if kind == OWN else indices
 
-    def joined(x: tf.Tensor) -> tf.Tensor:
-        return _host(lambda a, whole: a if whole else meet.concat(a), x.dtype, [None, *x.shape[1:]], x, whole)
-
-    size = tf.where(whole, 1, place()[1] if not tf.executing_eagerly() else meet.size)
-    return tf.IndexedSlices(joined(g.values) / tf.cast(size, g.values.dtype), joined(g.indices), g.dense_shape)
+    kind = _host(meet.slices, tf.int32, [], g.values, g.indices)
+    values = _host(values_of, g.values.dtype, [None, *g.values.shape[1:]], g.values, kind)
+    indices = _host(indices_of, g.indices.dtype, [None], g.indices, kind)
+    size = tf.where(tf.equal(kind, WHOLE), 1, place()[1] if not tf.executing_eagerly() else meet.size)
+    return tf.IndexedSlices(values / tf.cast(size, values.dtype), indices, g.dense_shape)
 
 
 def _mean_of(flat: tf.Tensor, coded: Any, step: bool) -> tf.Tensor:
