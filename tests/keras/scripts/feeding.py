@@ -1,5 +1,8 @@
 """A script of 2016: what it feeds and fetches. A placeholder without a shape, a state of two parts under one key, a
-drawn tensor in whose place another is fed, rows and sums fetched in training, runs before there is an optimizer."""
+drawn tensor in whose place another is fed, rows and sums fetched in training, runs before there is an optimizer; and a
+folder of checkpoints."""
+
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -32,3 +35,11 @@ with tf.Session() as session:
         if i == 5:
             print("made of ones", " ".join(f"{v:.4f}" for v in session.run(again, {code: np.ones((2, 4)), keep: 1})[0]))
     print(" ".join(f"{v:.5f}" for v in session.run(out)[0]))
+
+    # A folder of the script's own, which every rank makes for itself, and TensorFlow's files in it.
+    os.makedirs("kept")
+    saver = tf.train.Saver()
+    saver.save(session, "kept/model", global_step=9)
+    session.run(tf.global_variables_initializer())
+    saver.restore(session, tf.train.get_checkpoint_state("kept").model_checkpoint_path)
+    print("kept", " ".join(f"{v:.5f}" for v in session.run(out)[0]))

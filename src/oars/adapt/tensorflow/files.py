@@ -162,11 +162,14 @@ def _datasets(dataset: Any) -> None:
 
 
 def _moved(name: Any, mode: str) -> Any:
-    """Where the overlay has this file."""
+    """Where the overlay has this file. What TensorFlow has written by itself is the first rank's, in a folder too that
+    the script has made, and so every rank for itself."""
     redirect = files.redirect()
     if redirect is None or not isinstance(name, (str, os.PathLike)) or "://" in os.fspath(name):
         return name
-    return redirect(name, mode.replace("b", "").replace("+", "")[:1] or "r")
+    how = mode.replace("b", "").replace("+", "")[:1] or "r"
+    moved = redirect(name, how)
+    return moved if how != "r" or os.path.exists(moved) else name
 
 
 def _overlay(file: Any) -> None:
