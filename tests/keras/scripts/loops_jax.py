@@ -8,7 +8,7 @@ import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import numpy as np
 from keras import layers
-from scenes import compiled, mlp, play, scene, table, tell, train
+from scenes import compiled, mlp, play, scene, table, tell, train, train_rows
 
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -173,10 +173,7 @@ class RowLosses(keras.Model):
 
 @scene
 def loss_of_each_row():
-    inputs = layers.Input((6,))
-    model = RowLosses(inputs, layers.Dense(3)(inputs))
-    model.compile(keras.optimizers.SGD(0.01))
-    train(model, *table(48))
+    train_rows(RowLosses)
 
 
 if __name__ == "__main__":

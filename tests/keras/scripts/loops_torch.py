@@ -5,7 +5,7 @@ import keeping  # noqa: F401
 import keras
 import torch
 from keras import layers
-from scenes import compiled, keep, mlp, play, scene, table, tell, train
+from scenes import compiled, keep, mlp, play, scene, table, tell, train, train_rows
 
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -105,10 +105,7 @@ class RowLosses(keras.Model):
 
 @scene
 def loss_of_each_row():
-    inputs = layers.Input((6,))
-    model = RowLosses(inputs, layers.Dense(3)(inputs))
-    model.compile(keras.optimizers.SGD(0.01))
-    train(model, *table(48))
+    train_rows(RowLosses)
 
 
 @scene
