@@ -28,7 +28,8 @@ BACKENDS = {"tensorflow": "loops_tensorflow", "jax": "loops_jax", "torch": "loop
 SCENES = {
     "tensorflow": "tables small_batches losses_of_ones_own dropout batchnorm other_data pipeline eager_loop "
                   "compiled_loop_with_updates_by_hand gan functions_in_functions without_keras example_of_a_loop "
-                  "whole_beside_cut restored_before_built files_of_images words_and_places loss_of_each_row",
+                  "whole_beside_cut restored_before_built files_of_images words_and_places loss_of_each_row "
+                  "words_that_are_all_the_same",
     "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
@@ -178,6 +179,8 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
         text = path.read_text().replace("import tensorflow as tf\n", "import tensorflow.compat.v1 as tf\n")
         text = text.replace("from tensorflow.examples.tutorials.mnist import input_data",
                             "from oars.adapt.tensorflow import mnist as input_data")
+        text = text.replace("from tensorflow.examples.tutorials.mnist import mnist",
+                            "from oars.adapt.tensorflow import mnist_model as mnist")
         plain.append((tmp_path / path.name, args))
         plain[-1][0].write_text(text)
     together = [tmp_path / "one.py", tmp_path / "ranks.py"]

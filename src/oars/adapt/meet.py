@@ -185,18 +185,17 @@ class Meet:
         told = self.world.allgather_alike(np.array([zlib.crc32(array.tobytes()), array.nbytes]))
         return bool((told == told[0]).all())
 
-    def slices(self, values: np.ndarray, indices: np.ndarray) -> int:
+    def slices(self, values: np.ndarray, indices: np.ndarray, cut: bool, shared: bool) -> int:
         """What ranks have of an embedding's gradient: ``WHOLE``, all of it, where a model runs whole; ``PART``, a part
         of each line, where all look up the same (positions); ``OWN``, lines of their own rows of the batch.
 
-        That they look up the same is taken from the indices: alike on all ranks, and none of them twice.
+        The model that looked up was ``cut``; what it looks up is ``shared``, the same for whatever rows (``probe``).
         """
         self.current(self.era)
-        once = len(np.unique(indices)) == len(indices) > 1
-        told = self.world.allgather_alike(np.array([zlib.crc32(indices.tobytes()), len(indices), once,
+        told = self.world.allgather_alike(np.array([zlib.crc32(indices.tobytes()), len(indices),
                                                     zlib.crc32(values.tobytes())]))
         same = (told == told[0]).all(0)
-        return WHOLE if same.all() else PART if same[:2].all() and once else OWN
+        return WHOLE if same.all() and not cut else PART if same[:2].all() and shared else OWN
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """Summed over ranks."""

@@ -195,8 +195,11 @@ def closing_lines(folder: Path, plan: dict[str, Any], code: int) -> list[str]:
     for gather in sorted(summary["gathers"], key=lambda gather: -gather["seconds"]):
         if seconds and gather["seconds"] > 0.02 * seconds:
             where, _, operation = gather["site"].partition(" ")
-            lines.append(f"gathered at {where} ({operation}): {100 * gather['seconds'] / seconds:.1f} % of the time, "
-                         f"{gather['times']:,} times, {_size(gather['bytes'])}")
+            share = f"{100 * gather['seconds'] / seconds:.1f} % of the time"
+            if gather["seconds"] > seconds:  # the time of steps: much was before them, or behind
+                share = f"{gather['seconds']:.1f} s"
+            lines.append(f"gathered at {where} ({operation}): {share}, {gather['times']:,} times, "
+                         f"{_size(gather['bytes'])}")
     return lines
 
 

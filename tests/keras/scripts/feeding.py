@@ -1,11 +1,12 @@
 """A script of 2016: what it feeds and fetches. A placeholder without a shape, a state of two parts under one key, a
 drawn tensor in whose place another is fed, rows and sums fetched in training, runs before there is an optimizer; and a
-folder of checkpoints."""
+folder of checkpoints. And the tutorial's network."""
 
 import os
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.examples.tutorials.mnist import mnist
 
 tf.set_random_seed(5)
 rng = np.random.RandomState(2)
@@ -43,3 +44,14 @@ with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     saver.restore(session, tf.train.get_checkpoint_state("kept").model_checkpoint_path)
     print("kept", " ".join(f"{v:.5f}" for v in session.run(out)[0]))
+
+with tf.Graph().as_default(), tf.Session() as session:
+    tf.set_random_seed(4)
+    images, labels = tf.placeholder(tf.float32, [None, mnist.IMAGE_PIXELS]), tf.placeholder(tf.int32, [None])
+    logits = mnist.inference(images, 12, 8)
+    loss, right = mnist.loss(logits, labels), mnist.evaluation(logits, labels)
+    train = mnist.training(loss, 0.1)
+    session.run(tf.global_variables_initializer())
+    feed = {images: rng.rand(24, mnist.IMAGE_PIXELS), labels: np.arange(24) % mnist.NUM_CLASSES}
+    for _ in range(3):
+        print(f"tutorial {session.run([train, loss], feed)[1]:.5f}, right {session.run(right, feed)}")

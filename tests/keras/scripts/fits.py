@@ -332,24 +332,35 @@ def made_when_built():
 
 
 class Placed(layers.Layer):
-    """Words and their places, of which all ranks look up the same: keras.io's transformers begin so."""
+    """Words, their places and their sentences, of which all ranks look up the same: keras.io's transformers begin so.
+    Or places are words, too."""
 
-    def __init__(self):
+    def __init__(self, alike=False):
         super().__init__()
-        self.words, self.places = layers.Embedding(20, 5), layers.Embedding(7, 5)
+        self.words = layers.Embedding(20, 5)
+        self.places = self.words if alike else layers.Embedding(7, 5)
+        self.sentences = layers.Embedding(3, 5)
 
     def call(self, x):
-        return self.words(x) + self.places(ops.arange(0, ops.shape(x)[-1], 1))
+        places = ops.arange(0, ops.shape(x)[-1], 1)
+        return self.words(x) + self.places(places) + self.sentences(places // 3)
 
 
 @scene
 def words_and_places():
     inputs = layers.Input((7,), dtype="int32")
-    rows = layers.GlobalAveragePooling1D()(layers.Dropout(0.1)(Placed()(inputs)))
     x = np.random.default_rng(2).integers(0, 20, (50, 7))
-    for eager in (False, True):
+    for eager, alike in ((False, False), (True, False), (False, True)):
+        rows = layers.GlobalAveragePooling1D()(layers.Dropout(0.1)(Placed(alike)(inputs)))
         model = keras.Model(inputs, layers.Dense(3)(rows))
         train(compiled(model, run_eagerly=eager), x, x.sum(1) % 3)
+
+
+@scene
+def words_that_are_all_the_same():
+    for eager in (False, True):
+        model = keras.Sequential([layers.Embedding(20, 5), layers.GlobalAveragePooling1D(), layers.Dense(3)])
+        train(compiled(model, run_eagerly=eager), np.full((48, 7), 4), np.ones(48, int))
 
 
 class Sampling(layers.Layer):
@@ -373,6 +384,7 @@ class Autoencoder(keras.Model):
         self.sampling, self.decoder = Sampling(), mlp(d=3, classes=6)
 
     def call(self, x):
+        print("called with", x.shape[1:])  # as often as on one process
         mean, log_var = self.mean(x), self.log_var(x)
         self.penalty = -0.5 * ops.mean(log_var - ops.square(mean) - ops.exp(log_var) + 1, axis=1)
         if self.added:

@@ -88,8 +88,7 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
     leaves = [leaf for leaf in tree.flatten((args, kwargs)) if leaf is not None]
     counts = {wire.rows_of(leaf) for leaf in leaves} - {None}
     if any(isinstance(leaf, KerasTensor) for leaf in leaves) or 0 <= min(counts, default=-1) < meet.size:
-        with inside():
-            return plain(*args, **kwargs)
+        return _whole(model, plain, args, kwargs)
     strange = next((leaf for leaf in leaves if wire.rows_of(leaf) is None and len(getattr(leaf, "shape", ()))), None)
     reason = ""
     if strange is not None:
@@ -99,8 +98,7 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
     if reason:
         say_whole(model, reason)
     if reason or not counts or not _built(model, plain, args, kwargs) or whole(model, args, kwargs):
-        with inside():
-            return plain(*args, **kwargs)
+        return _whole(model, plain, args, kwargs)
     first = next(leaf for leaf in leaves if wire.rows_of(leaf) is not None)
     own = _on_tape if wire.on_tape() and not meet.apart else _on_own_rows
     while True:
@@ -113,25 +111,40 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
                 variable.assign(value)
 
 
+def _whole(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+    with inside():
+        out = plain(*args, **kwargs)
+    wire.ran(model, cut=False)
+    return out
+
+
+class _Built(Exception):
+    """A model has been built, and its call is not wanted yet."""
+
+
 def _built(model: Any, plain: Any, args: tuple, kwargs: dict) -> bool:
     """Whether the model has its weights. One that gets them by its first call gets them here, by Keras's own way."""
-    from keras import KerasTensor, tree
-    from keras.src import backend
+    if model.built:
+        return True
+    # A checkpoint that was restored before there were weights waits for them, but what is assigned here is lost.
+    if any(getattr(layer, "_self_unconditional_deferred_dependencies", None) for layer in model._flatten_layers()):
+        return False
 
-    def symbolic(x: Any) -> Any:
-        return x if wire.rows_of(x) is None else KerasTensor(x.shape, backend.standardize_dtype(x.dtype))
+    def build_only(spec: Any) -> None:
+        type(model)._maybe_build(model, spec)
+        raise _Built
 
-    if not model.built:
-        # A checkpoint that was restored before there were weights waits for them, but what is assigned here is lost.
-        if any(getattr(layer, "_self_unconditional_deferred_dependencies", None) for layer in model._flatten_layers()):
-            return False
-        args, kwargs = tree.map_structure(symbolic, (args, kwargs))
-        try:
-            with inside():
-                backend.compute_output_spec(plain, *args, **kwargs)
-        except Exception:  # then by its first call, as on one process
-            return False
-    return bool(model.built)
+    model.__dict__["_maybe_build"] = build_only
+    try:
+        with inside():
+            plain(*args, **kwargs)
+    except _Built:
+        return bool(model.built)
+    except Exception:  # then by its first call, as on one process
+        return False
+    finally:
+        del model.__dict__["_maybe_build"]
+    return False
 
 
 def _with_mask(change: Any, x: Any) -> Any:
@@ -152,6 +165,7 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
     with inside(share):
         out = plain(*args, **kwargs)
     meet.called(model)
+    wire.ran(model, cut=True)
     meet.partial = True
     return tree.map_structure(functools.partial(_with_mask, share.gather), out)
 
@@ -178,6 +192,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     like = (args, kwargs)
     flat = iter(eager.call(model, first, [leaves[i] for i in floats], forward))
     meet.called(model)
+    wire.ran(model, cut=False)  # its gradients come out complete
 
     def joined(x: Any) -> Any:
         whole, mask = (None, None) if x is None else (next(flat), backend.get_keras_mask(x))

@@ -4,8 +4,9 @@ Keras's own layers treat rows one by one, but for a few that are known. Of anyth
 the script's own, ``Lambda``, operations of a functional model) it is tried, with invented weights and rows: one row is
 spoilt with NaN, and no other row of the result may change; and a part of the rows must give that part of the result.
 NaN passes where a difference would not: through a gate that is zero, say. What else may leave a call must not depend
-on its rows: variables that it updates (a codebook, a metric), tensors that it keeps in attributes. Nothing of the
-script is changed, its random numbers neither.
+on its rows: variables that it updates (a codebook, a metric), tensors that it keeps in attributes. And embeddings are
+told apart: in most a call looks up lines for its rows, in some the same lines for whatever rows (positions). Nothing of
+the script is changed, its random numbers neither.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
     try:
         rng = np.random.default_rng(0)
         inputs = tree.map_structure(lambda x: _invented(x, rng, wire), (args, kwargs))
-        run = _runner(model, [(v, _weights(v, rng)) for v in model.variables])
+        run = _runner(model, [(v, _weights(v, rng)) for v in model.variables], wire)
         spoilt = tree.map_structure(_spoil, inputs)
         some = tree.map_structure(lambda x: x[1:3] if _rowed(x) else x, inputs)
         with contextlib.redirect_stdout(io.StringIO()):  # a print in a call is not for the user
             for training in (True, False):
-                told = _compared(run, inputs, spoilt, some, training) or _kept_rows(kept)
+                told = _compared(run, inputs, spoilt, some, training, wire) or _kept_rows(kept)
                 if told:
                     return told
             if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
@@ -93,16 +94,16 @@ def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
             restore(state)
 
 
-def _compared(run: Any, inputs: Any, spoilt: Any, some: Any, training: bool) -> str:
+def _compared(run: Any, inputs: Any, spoilt: Any, some: Any, training: bool, wire: Any) -> str:
     """Run on four rows, on four of which one is spoilt, and on two; what does not agree."""
-    base, updates, drawn = run(*inputs, training)
+    base, updates, drawn, lines = run(*inputs, training)
     if any(np.ndim(out) == 0 or len(out) != ROWS for out in base):
         return "its result does not have one row for each of its input's"
-    out, updates_spoilt, _ = run(*spoilt, training)
+    out, updates_spoilt, _, _ = run(*spoilt, training)
     others = np.arange(ROWS) != 2
     if any(not np.array_equal(a[others], b[others], equal_nan=True) for a, b in zip(base, out, strict=True)):
         return "its rows depend on each other"
-    part, updates_part, drawn_part = run(*some, training, _Part())
+    part, updates_part, drawn_part, lines_part = run(*some, training, _Part())
     if any(b.shape != a[1:3].shape or not np.allclose(a[1:3], b, 1e-3, 1e-4, True)
            for a, b in zip(base, part, strict=True)):
         return "its result for some rows depends on how many there are"
@@ -112,6 +113,9 @@ def _compared(run: Any, inputs: Any, spoilt: Any, some: Any, training: bool) -> 
                 return f"it updates the variable {name} from all rows"
     if any(a == b for a, b in zip(drawn, drawn_part, strict=True)):
         return "it draws random numbers that are not one row's"
+    for (variable, count), (_, count_part) in zip(lines, lines_part, strict=True):
+        if count not in (count_part, 2 * count_part) or not wire.share(variable, count == count_part):
+            return f"in {variable.name} lines are looked up for rows, and others"
     return ""
 
 
@@ -157,12 +161,12 @@ class _AddsLoss(Exception):
     """add_loss in a call."""
 
 
-def _runner(model: Any, values: list) -> Any:
+def _runner(model: Any, values: list, wire: Any) -> Any:
     """The model as a function of arrays, in which no variable of the script is read or changed."""
     from keras import tree
     from keras.src import backend
 
-    def run(args: Any, kwargs: Any, training: bool, share: Any = None) -> tuple[list, dict, list]:
+    def run(args: Any, kwargs: Any, training: bool, share: Any = None) -> tuple[list, dict, list, list]:
         kwargs = dict(kwargs)
         kwargs.pop("training", None)
         if model._call_has_training_arg:
@@ -174,7 +178,7 @@ def _runner(model: Any, values: list) -> Any:
         meet.split = share
         try:
             with scope:
-                out = model.call(*args, **kwargs)
+                out, lines = wire.looked_up(lambda: model.call(*args, **kwargs), [(v, given[id(v)]) for v, _ in values])
         finally:
             meet.split = None
         if scope.losses:
@@ -183,7 +187,7 @@ def _runner(model: Any, values: list) -> Any:
         updates = {names.get(key, str(key)): np.asarray(backend.convert_to_numpy(value))
                    for key, value in scope.state_mapping.items() if value is not given.get(key)}
         outs = [np.asarray(backend.convert_to_numpy(x)) for x in tree.flatten(out) if x is not None]
-        return [x if x.dtype.kind in "iu" else x.astype("float32") for x in outs], updates, [*drawn]
+        return [x if x.dtype.kind in "iu" else x.astype("float32") for x in outs], updates, [*drawn], lines
 
     return _eagerly(run)
 

@@ -189,6 +189,15 @@ def kept(model: Any) -> list[tuple[Any, Any]]:
     return [(v, v._value) for v in there] if meet.world.survives else []
 
 
+def ran(model: Any, cut: bool) -> None:
+    """How a model is called now. (It is of no matter where an embedding's gradient has all lines.)"""
+
+
+def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
+    """``call()``; and no variable has a gradient of some lines only."""
+    return call(), []
+
+
 def on_tape() -> bool:
     """There are no tapes."""
     return False

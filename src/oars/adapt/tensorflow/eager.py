@@ -108,7 +108,8 @@ class Call:
         own, sums = found[: len(self.ins)], found[len(self.ins):]
         for i, g in enumerate(sums):
             if isinstance(g, tf.IndexedSlices):  # an embedding's
-                part = meet.slices(g.values.numpy(), g.indices.numpy()) == PART
+                shared = getattr(variables[i], "_oars_shared", False)
+                part = meet.slices(g.values.numpy(), g.indices.numpy(), True, shared) == PART
                 sums[i] = tf.IndexedSlices(wire.total(g.values) if part else _concat(g.values),
                                            g.indices if part else _concat(g.indices), g.dense_shape)
         there = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]

@@ -29,12 +29,13 @@ def exchanged(grads: Any, sources: Any) -> Any:
     leaves = tf.nest.flatten(grads)
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
+    of = tf.nest.flatten(sources)
     weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable)
-                                            for s in tf.nest.flatten(sources))
+                                            for s in of)
     for i, mean in zip(dense, wire.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:
-        leaves[i] = wire.sparse_mean(leaves[i])
+        leaves[i] = wire.sparse_mean(leaves[i], of[i])
     return tf.nest.pack_sequence_as(grads, leaves)
 
 

@@ -2,7 +2,8 @@
 
 ``tf.layers`` and ``tf.nn.rnn_cell`` it still carries, out of sight; ``batch_normalization``, which went to Keras 2, is
 written anew (``normalization``). Of ``tf.contrib`` there is what has moved elsewhere: cells of recurrent networks,
-initializers, regularizers. The MNIST tutorial's reader is ``mnist``. Whatever else is gone ends a script in one line.
+initializers, regularizers. The MNIST tutorial's reader is ``mnist``, its network ``mnist_model``. Whatever else is gone
+ends a script in one line.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def _contrib_layers(old: Any) -> types.ModuleType:
 
 
 def _give_mnist() -> None:
-    """``from tensorflow.examples.tutorials.mnist import input_data``."""
-    from oars.adapt.tensorflow import mnist
+    """``from tensorflow.examples.tutorials.mnist import input_data, mnist``."""
+    from oars.adapt.tensorflow import mnist, mnist_model
 
     name = "tensorflow"
     for part in ("examples", "tutorials", "mnist"):
@@ -141,5 +142,6 @@ def _give_mnist() -> None:
         module = types.ModuleType(name)
         module.__path__ = []
         _give(module, parent)
-    sys.modules[name + ".input_data"] = mnist
-    sys.modules[name].input_data = mnist  # type: ignore[attr-defined]
+    for part, ours in (("input_data", mnist), ("mnist", mnist_model)):
+        sys.modules[f"{name}.{part}"] = ours
+        setattr(sys.modules[name], part, ours)

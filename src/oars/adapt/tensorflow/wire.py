@@ -8,10 +8,13 @@ variable too, so that a graph outlives a loss.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 from oars.adapt.meet import OWN, PART, WHOLE, meet
 from oars.engine.world import RankLost
@@ -19,6 +22,7 @@ from oars.engine.world import RankLost
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32
 _place: list[tf.Variable] = []  # (rank, number of ranks)
 _turn: list[tf.Variable] = []  # changed before and after each message of a graph
+_last: Any = None  # the model that was called last, and whether it was cut
 
 
 def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
@@ -127,20 +131,61 @@ def means(tensors: list[tf.Tensor], step: bool = True, weights: bool = False) ->
     return results
 
 
-def sparse_mean(g: tf.IndexedSlices) -> tf.IndexedSlices:
+def sparse_mean(g: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
     """An embedding's gradient averaged over ranks, with the lines that one process would have: twice the half of one
     would be another thing to an optimizer that squares them."""
+    source = getattr(source, "_value", source)
+    cut, shared = getattr(source, "_oars_cut", False), getattr(source, "_oars_shared", False)
+
     def values_of(values: np.ndarray, kind: int) -> np.ndarray:
         return values if kind == WHOLE else meet.total(values) if kind == PART else meet.concat(values)
 
     def indices_of(indices: np.ndarray, kind: int) -> np.ndarray:
         return meet.concat(indices) if kind == OWN else indices
 
-    kind = _host(meet.slices, tf.int32, [], g.values, g.indices)
+    kind = _host(lambda values, indices: meet.slices(values, indices, cut, shared), tf.int32, [], g.values, g.indices)
     values = _host(values_of, g.values.dtype, [None, *g.values.shape[1:]], g.values, kind)
     indices = _host(indices_of, g.indices.dtype, [None], g.indices, kind)
     size = tf.where(tf.equal(kind, WHOLE), 1, place()[1] if not tf.executing_eagerly() else meet.size)
     return tf.IndexedSlices(values / tf.cast(size, values.dtype), indices, g.dense_shape)
+
+
+def ran(model: Any, cut: bool) -> None:
+    """How a model is called: of one that was not cut, what ranks have alike of an embedding's gradient is all of it."""
+    global _last
+    if _last != (weakref.ref(model), cut):
+        _last = weakref.ref(model), cut
+        for variable in model.variables:
+            variable._value._oars_cut = cut
+
+
+def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
+    """``call()``, and how many lines it looks up in which variables; of some a value is ``given`` in their place."""
+    paused = pywrap_tfe.TFE_Py_TapeSetIsStopped()  # tf.init_scope pauses tapes, this one too
+    if paused:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch([value for _, value in given])
+            out = call()
+    finally:
+        if paused:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+    given = [*given, *((v, v) for v in sorted(tape.watched_variables(), key=lambda v: v.name))]
+    floats = [x for x in tf.nest.flatten(out) if isinstance(x, tf.Tensor) and x.dtype.is_floating]
+    try:
+        grads = tape.gradient(floats, [value for _, value in given])
+    except LookupError:  # it has no gradient, and cannot be trained
+        return out, []
+    return out, [(getattr(v, "_value", v), len(g.indices)) for (v, _), g in zip(given, grads, strict=True)
+                 if isinstance(g, tf.IndexedSlices)]
+
+
+def share(variable: Any, shared: bool) -> bool:
+    """Whether ranks look up the same in this one, or lines for their rows; false where others do otherwise."""
+    before = getattr(variable, "_oars_shared", shared)
+    variable._oars_shared = shared
+    return before == shared
 
 
 def _mean_of(flat: tf.Tensor, coded: Any, step: bool) -> tf.Tensor:
