@@ -1,5 +1,6 @@
-"""A script of 2018: layers, batch normalization with its updates, dropout that is switched by what is fed; recurrent
-cells, in a loop that is written out and in one that is not."""
+"""A script of 2018: layers, batch normalization with its updates, dropout that is switched by what is fed; the same
+normalization by hand, with averages in a condition; recurrent cells, in a loop that is written out and in one that is
+not."""
 
 import numpy as np
 import tensorflow as tf
@@ -77,3 +78,28 @@ def recurrent(kind):
 for kind in ("static", "dynamic"):
     with tf.Graph().as_default():
         recurrent(kind)
+
+
+def normalized(x, training):
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    moving = tf.train.ExponentialMovingAverage(0.8)
+
+    def updated():
+        with tf.control_dependencies([moving.apply([mean, variance])]):
+            return tf.identity(mean), tf.identity(variance)
+
+    mean, variance = tf.cond(training, updated, lambda: (moving.average(mean), moving.average(variance)))
+    return tf.nn.batch_normalization(x, mean, variance, tf.Variable(tf.zeros(4)), tf.Variable(tf.ones(4)), 1e-3)
+
+
+with tf.Graph().as_default(), tf.Session() as session:
+    x, y, training = tf.placeholder(tf.float32, [None, 8, 8, 1]), tf.placeholder(tf.int32, [None]), tf.placeholder("bool")
+    net = tf.layers.conv2d(x, 4, 3, activation=tf.nn.relu, kernel_initializer=initial(1))
+    net = tf.layers.flatten(normalized(net, training))
+    loss = tf.losses.sparse_softmax_cross_entropy(y, tf.layers.dense(net, 3, kernel_initializer=initial(2)))
+    train = tf.train.AdamOptimizer(0.01).minimize(loss)
+    session.run(tf.global_variables_initializer())
+    for i in range(3):
+        feed = {x: data[i * 16 : i * 16 + 16], y: labels[i * 16 : i * 16 + 16]}
+        _, told = session.run([train, loss], {**feed, training: True})
+        print(f"by hand: loss {told:.5f}, then {session.run(loss, {**feed, training: False}):.5f}")

@@ -153,14 +153,14 @@ class Cut:
     def _add(self, op: Any) -> None:
         self._user = f"{op.name} {op.type}"
         ins = [self._values[t.name] for t in op.inputs]
-        controls = [self._ops[c.name] for c in op.control_inputs]
-        same = all(v.tensor.name == t.name for v, t in zip(ins, op.inputs, strict=True))
+        controls = [self._ops[c.name] for c in _controls(op)]
+        same = [v.tensor.name for v in ins] == [t.name for t in op.inputs]
         if _is_open(op):
             self.open.add(op.name)
             outs, self._ops[op.name] = [self.own(Value(op.outputs[0], 0), 1, surely=True)], op
         elif op.name in self._numbers:
             outs, self._ops[op.name] = [Value(tf.ensure_shape(op.outputs[0], []), 0)], op
-        elif same and all(made.name == c.name for made, c in zip(controls, op.control_inputs, strict=True)):
+        elif same and {c.name for c in controls} == {c.name for c in op.control_inputs}:
             outs, self._ops[op.name] = [Value(t, 0) for t in op.outputs], op
         else:
             with self.graph.control_dependencies(controls), self.graph.device(op.device or None):
@@ -220,7 +220,8 @@ class Cut:
 
     def _message(self, v: Value, summed: bool, shape: Any) -> Value:
         if self.guards.of(v.tensor):
-            raise Refused("there is a condition in the graph, and in a branch of it rows of the batch meet")
+            raise Refused("there is a condition in the graph, and in a branch of it rows of the batch meet: "
+                          f"{self._user}")
         result = tf.compat.v1.placeholder_with_default(v.tensor, shape)
         self.messages[result.op.name] = Message(v.tensor, result, summed, self._user)
         return Value(result, 0)
@@ -328,8 +329,13 @@ class _Building:
 
 
 def _before(op: Any) -> list[Any]:
-    """In one order on all ranks: TensorFlow gives control inputs as they lie in memory."""
-    return [*(t.op for t in op.inputs), *sorted(op.control_inputs, key=lambda c: c.name)]
+    return [*(t.op for t in op.inputs), *_controls(op)]
+
+
+def _controls(op: Any) -> list[Any]:
+    """In one order on all ranks: TensorFlow gives control inputs as they lie in memory. That one input's gradient waits
+    for those of the others, though nobody asks for them, is left out."""
+    return sorted((c for c in op.control_inputs if not c.name.endswith("_grad/tuple/group_deps")), key=lambda c: c.name)
 
 
 def behind(ops: list[Any]) -> dict[str, Any]:

@@ -202,6 +202,8 @@ class Plan:
         known = {v.op.name: v for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES)
                  for v in cut.graph.get_collection(key)}
         for tensor, kind in zip(op.inputs, op._input_types, strict=True):
+            while tensor.op.type in ("Switch", "RefSwitch"):  # in a branch of a condition
+                tensor = tensor.op.inputs[0]
             if kind._is_ref_dtype or kind == tf.resource:  # an optimizer's has several
                 if tensor.op.name not in known:
                     self.reason = f"{op.type} {op.name} changes what cannot be put back"
