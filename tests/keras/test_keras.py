@@ -84,6 +84,9 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         logs = run.folder.glob("oars-runs/*/rank-*.err")
         counts = [int(re.findall(r"mapped (\d+) times", log.read_text())[0]) for log in logs]
         assert sorted(counts) == {2: [75, 78], 3: [48, 48, 57]}[n]
+        (events,) = run.folder.glob("oars-runs/*/events.jsonl")
+        assert re.findall(r"whole on every rank, no faster: ([\w ]+)", events.read_text()) == [
+            "its rows depend on each other", "in placed_2"]
 
 
 NORMALISED = """

@@ -78,8 +78,8 @@ def tried(model: Any, args: Any, kwargs: Any, wire: Any) -> str:
                 if told:
                     return told
             if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
-                backend.compute_output_spec(model.call, *tree.map_structure(_open, inputs[0]),
-                                            **tree.map_structure(_open, inputs[1]))
+                given, named = tree.map_structure(_open, inputs)
+                backend.compute_output_spec(model.call, *given, **_with_training(model, named, True))
         return ""
     except Exception as error:
         told = str(error).strip().partition("\n")[0][:120]
@@ -167,10 +167,7 @@ def _runner(model: Any, values: list, wire: Any) -> Any:
     from keras.src import backend
 
     def run(args: Any, kwargs: Any, training: bool, share: Any = None) -> tuple[list, dict, list, list]:
-        kwargs = dict(kwargs)
-        kwargs.pop("training", None)
-        if model._call_has_training_arg:
-            kwargs["training"] = training
+        kwargs = _with_training(model, kwargs, training)
         given = {id(v): backend.convert_to_tensor(a, v.dtype) for v, a in values}
         scope = backend.StatelessScope(collect_losses=True, state_mapping=[(v, given[id(v)]) for v, _ in values])
         args, kwargs = tree.map_structure(lambda x: backend.convert_to_tensor(x) if _rowed(x) else x, (args, kwargs))
@@ -190,6 +187,12 @@ def _runner(model: Any, values: list, wire: Any) -> Any:
         return [x if x.dtype.kind in "iu" else x.astype("float32") for x in outs], updates, [*drawn], lines
 
     return _eagerly(run)
+
+
+def _with_training(model: Any, kwargs: Any, training: bool) -> dict:
+    """What a ``call`` is given by name: if it is training it is told, if it asks for that."""
+    others = {name: value for name, value in kwargs.items() if name != "training"}
+    return {**others, "training": training} if model._call_has_training_arg else others
 
 
 def _eagerly(run: Any) -> Any:

@@ -161,6 +161,7 @@ def ran(model: Any, cut: bool) -> None:
 
 def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
     """``call()``, and how many lines it looks up in which variables; of some a value is ``given`` in their place."""
+    given = [(v, value) for v, value in given if value.dtype.is_floating]
     paused = pywrap_tfe.TFE_Py_TapeSetIsStopped()  # tf.init_scope pauses tapes, this one too
     if paused:
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
