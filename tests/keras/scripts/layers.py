@@ -93,7 +93,8 @@ def normalized(x, training):
 
 
 with tf.Graph().as_default(), tf.Session() as session:
-    x, y, training = tf.placeholder(tf.float32, [None, 8, 8, 1]), tf.placeholder(tf.int32, [None]), tf.placeholder("bool")
+    x, y = tf.placeholder(tf.float32, [None, 8, 8, 1]), tf.placeholder(tf.int32, [None])
+    training = tf.placeholder("bool")
     net = tf.layers.conv2d(x, 4, 3, activation=tf.nn.relu, kernel_initializer=initial(1))
     net = tf.layers.flatten(normalized(net, training))
     loss = tf.losses.sparse_softmax_cross_entropy(y, tf.layers.dense(net, 3, kernel_initializer=initial(2)))
