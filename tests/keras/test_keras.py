@@ -197,10 +197,10 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
     assert many.code == 0, str(many)
     assert lines_differ(one.out, many.out) == ""
     assert len({log.read_text() for log in many.folder.glob("oars-runs/*/rank-*.log")}) == 1  # nobody has parted
-    # Of the placeholders of linear_fit nothing is known, so every rank computes all of it, and so it is with the
-    # condition in session.py and with dynamic_rnn; the others are cut.
+    # Of the placeholders of linear_fit nothing is known, so every rank computes all of it, and so it is with those of a
+    # fixed size in feeding.py, the condition in session.py and dynamic_rnn; the others are cut.
     told = "".join(path.read_text() for path in many.folder.glob("oars-runs/*/events.jsonl"))
-    assert told.count("not cut") == 3
+    assert told.count("not cut") == 3  # (the first two are told in the same words)
 
 
 GONE = """

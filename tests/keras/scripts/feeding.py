@@ -45,13 +45,14 @@ with tf.Session() as session:
     saver.restore(session, tf.train.get_checkpoint_state("kept").model_checkpoint_path)
     print("kept", " ".join(f"{v:.5f}" for v in session.run(out)[0]))
 
-with tf.Graph().as_default(), tf.Session() as session:
-    tf.set_random_seed(4)
-    images, labels = tf.placeholder(tf.float32, [None, mnist.IMAGE_PIXELS]), tf.placeholder(tf.int32, [None])
-    logits = mnist.inference(images, 12, 8)
-    loss, right = mnist.loss(logits, labels), mnist.evaluation(logits, labels)
-    train = mnist.training(loss, 0.1)
-    session.run(tf.global_variables_initializer())
-    feed = {images: rng.rand(24, mnist.IMAGE_PIXELS), labels: np.arange(24) % mnist.NUM_CLASSES}
-    for _ in range(3):
-        print(f"tutorial {session.run([train, loss], feed)[1]:.5f}, right {session.run(right, feed)}")
+for rows in (None, 24):  # of a placeholder with a fixed number of rows every rank computes all
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(4)
+        images, labels = tf.placeholder(tf.float32, [rows, mnist.IMAGE_PIXELS]), tf.placeholder(tf.int32, [rows])
+        logits = mnist.inference(images, 12, 8)
+        loss, right = mnist.loss(logits, labels), mnist.evaluation(logits, labels)
+        train = mnist.training(loss, 0.1)
+        session.run(tf.global_variables_initializer())
+        feed = {images: rng.rand(24, mnist.IMAGE_PIXELS), labels: np.arange(24) % mnist.NUM_CLASSES}
+        for _ in range(20 if rows else 3):
+            print(f"tutorial {session.run([train, loss], feed)[1]:.5f}, right {session.run(right, feed)}")

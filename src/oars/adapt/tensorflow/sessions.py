@@ -45,8 +45,10 @@ def _runs(old: Any, world: Any, record: Any) -> None:
         return plain_compute(self, loss, *args, **kwargs)
 
     @functools.wraps(plain_apply)
-    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        op = plain_apply(self, *args, **kwargs)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        with stages.updates_behind([grad for grad, _ in pairs]):
+            op = plain_apply(self, pairs, *args, **kwargs)
         trains.setdefault(op.graph, {})[op.name] = getattr(self, "_oars_loss", None)
         return op
 
@@ -74,8 +76,7 @@ def _runs(old: Any, world: Any, record: Any) -> None:
     optimizer.compute_gradients, optimizer.apply_gradients = compute_gradients, apply_gradients
     base = old.Session.__mro__[1]
     base.run = run
-    if world is not None:
-        old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
+    old.Graph.as_graph_def = stages.unseen(old.Graph.as_graph_def)
 
 
 def _draws_in_order(old: Any) -> None:

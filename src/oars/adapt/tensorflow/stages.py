@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +26,8 @@ from oars.engine.world import RankLost
 
 _READS = ("ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "IsVariableInitialized", "RefIdentity",
           "VarHandleOp", "VariableV2", "Variable", "VariableShape")
+_WAITED_FOR = "_has_manual_control_dependencies"  # TensorFlow's mark
+_waits: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> operation -> what it waits for; is it marked
 _cuts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> its Cut
 
 
@@ -301,13 +305,36 @@ def _exchanged(stage: list[Message], parts: list[np.ndarray], rows: int) -> list
     return results
 
 
+@contextmanager
+def updates_behind(grads: list[Any]) -> Iterator[None]:
+    """What is put into the graph here waits for all these gradients. TensorFlow 1 changes a variable in its place,
+    while the gradient of the layer below may still be reading it: other numbers every time, and on every rank."""
+    graph = tf.compat.v1.get_default_graph()
+    parts = [part.op for part in nest.flatten(grads, expand_composites=True) if isinstance(part, tf.Tensor)]
+    known = {op.name for op in graph.get_operations()}
+    marked = {op.name for op in parts if _WAITED_FOR not in op.node_def.attr}
+    with graph.control_dependencies(parts):
+        yield
+    names = {f"^{op.name}" for op in parts}
+    waits = _waits.setdefault(graph, {})
+    waits.update({op.name: (names, False) for op in graph.get_operations() if op.name not in known})
+    waits.update({name: (set(), True) for name in marked})
+
+
 def unseen(plain: Any) -> Any:
-    """``Graph.as_graph_def`` without the second version: files hold the script's graph."""
-    def as_graph_def(*args: Any, **kwargs: Any) -> Any:
-        graph = plain(*args, **kwargs)
+    """``Graph.as_graph_def`` without the second version, and without what updates wait for: files hold the script's
+    graph."""
+    def as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph, waits = plain(self, *args, **kwargs), _waits.get(self, {})
         for i in reversed(range(len(graph.node))):
-            if graph.node[i].name.startswith(PREFIX):
+            node = graph.node[i]
+            if node.name.startswith(PREFIX):
                 del graph.node[i]
+            elif node.name in waits:
+                names, marked = waits[node.name]
+                node.input[:] = [name for name in node.input if name not in names]
+                if marked:
+                    node.attr.pop(_WAITED_FOR, None)
         return graph
 
     return as_graph_def
