@@ -71,6 +71,13 @@ def compiled_loop_with_updates_by_hand():
 
 
 @scene
+def words_for_numbers():
+    """Strings cannot be joined."""
+    model = keras.Sequential([layers.Input((), dtype="int64"), layers.StringLookup(vocabulary=["a", "b"], invert=True)])
+    print(model(np.arange(5) % 3).numpy(), model.predict(np.arange(7) % 3, verbose=0))
+
+
+@scene
 def gradient_penalty():
     """A tape in a tape."""
     critic, optimizer = mlp(classes=1), keras.optimizers.RMSprop(0.01)

@@ -105,10 +105,26 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
         kept = wire.kept(model)
         try:
             return own(tree, model, first, plain, args, kwargs)
+        except _Strange as strange:
+            _known[model].reason = f"its result has a {strange}"
+            say_whole(model, _known[model].reason)
+            return _whole(model, plain, args, kwargs)
         except RankLost:  # not in compiled code: all of the call is done again
             wire.renew()
             for variable, value in kept:
                 variable.assign(value)
+
+
+class _Strange(Exception):
+    """A model gave what cannot be joined: strings, or a tensor that is not a plain one."""
+
+
+def _joinable(tree: Any, out: Any) -> Any:
+    """``out``, if its rows can be joined."""
+    for leaf in tree.flatten(out):
+        if wire.rows_of(leaf) is None and len(getattr(leaf, "shape", ())):
+            raise _Strange(f"{type(leaf).__name__} of {leaf.dtype}")
+    return out
 
 
 def _whole(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
@@ -163,7 +179,7 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
     share = wire.Share(first)
     args, kwargs = tree.map_structure(functools.partial(_with_mask, share.cut), (args, kwargs))
     with inside(share):
-        out = plain(*args, **kwargs)
+        out = _joinable(tree, plain(*args, **kwargs))
     meet.called(model)
     wire.ran(model, cut=True)
     meet.partial = True
@@ -186,7 +202,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
             tape.watch(own[i])
         args, kwargs = tree.pack_sequence_as(like, own)
         with inside(share):
-            outs[:] = [plain(*args, **kwargs)]
+            outs[:] = [_joinable(tree, plain(*args, **kwargs))]
         return [own[i] for i in floats], [x for x in tree.flatten(outs[0]) if x is not None]
 
     like = (args, kwargs)
