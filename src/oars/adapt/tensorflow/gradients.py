@@ -30,8 +30,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
     of = tf.nest.flatten(sources)
-    weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable)
-                                            for s in of)
+    weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
     for i, mean in zip(dense, wire.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:

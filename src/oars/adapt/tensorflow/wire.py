@@ -156,7 +156,8 @@ def ran(model: Any, cut: bool) -> None:
     if _last != (weakref.ref(model), cut):
         _last = weakref.ref(model), cut
         for variable in model.variables:
-            variable._value._oars_cut = cut
+            if variable._value is not None:  # (it may be waiting for its first value)
+                variable._value._oars_cut = cut
 
 
 def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
