@@ -104,8 +104,9 @@ def test_every_script_is_in_a_group():
     assert sorted(scripts) == sorted(name for group in GROUPS for name in group)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("group", GROUPS, ids="+".join)
+# Of what is compiled and printed four ranks tell no more than three.
+@pytest.mark.parametrize(("group", "n"), [pytest.param(group, n, id=f"{'+'.join(group)}-{n}") for group in GROUPS
+                                          for n in (2, 3, 4) if n < 4 or group[0] not in ("output", "compiled")])
 def test_ranks_do_what_one_process_does(group, n, one_process, tmp_path):
     begun = one_process(group)
     many = Run([*oars(n), TOGETHER, *group], tmp_path / "ranks", OARS_DIGEST="1")

@@ -78,6 +78,14 @@ def words_for_numbers():
 
 
 @scene
+def mirrored():
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = compiled(mlp())
+    train(model, batches(size=16 * strategy.num_replicas_in_sync))
+
+
+@scene
 def gradient_penalty():
     """A tape in a tape."""
     critic, optimizer = mlp(classes=1), keras.optimizers.RMSprop(0.01)

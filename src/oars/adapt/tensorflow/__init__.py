@@ -9,6 +9,7 @@ TensorFlow 1 are in ``sessions``.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 
@@ -40,6 +41,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     when_imported("tf_keras", lambda _: record.notice(
         "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))
     _without_xla(tf, record)
+    _one_device(tf)
     _data_uncut()
 
 
@@ -58,6 +60,22 @@ def _without_xla(tf: Any, record: Any) -> None:
         return plain(func, *args, jit_compile=jit_compile, **kwargs)
 
     tf.function = function
+
+
+def _one_device(tf: Any) -> None:
+    """A strategy that mirrors variables over this process's devices: a rank has one, and needs no threads for it, in
+    which models would not be cut."""
+    def of_one(plain: Any) -> Any:
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return tf.distribute.OneDeviceStrategy("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
+
+        return type(plain.__name__, (plain,), {"__new__": new, "__doc__": plain.__doc__})
+
+    tf.distribute.MirroredStrategy = of_one(tf.distribute.MirroredStrategy)
+    if "TF_CONFIG" not in os.environ:  # nor are there other processes
+        several = of_one(tf.distribute.MultiWorkerMirroredStrategy)
+        tf.distribute.MultiWorkerMirroredStrategy = several
+        tf.distribute.experimental.MultiWorkerMirroredStrategy = several
 
 
 def _data_uncut() -> None:
