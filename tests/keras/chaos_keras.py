@@ -30,7 +30,7 @@ KINDS = {
     "jax": ("voyage.py", [], {"KERAS_BACKEND": "jax"}, 120),
     "torch": ("voyage.py", [], {"KERAS_BACKEND": "torch"}, 280),
     "tape": ("tape.py", [], {"KERAS_BACKEND": "tensorflow"}, 100),
-    "tf1": ("session.py", ["--tf1"], {}, 110),
+    "tf1": ("session.py", ["--tf1"], {}, 60),
     "layers": ("layers.py", ["--tf1"], {}, 60),
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
