@@ -363,7 +363,9 @@ def ahead(op: Any) -> dict[str, Any]:
 
 
 def levels(found: dict[str, Any], messages: dict[str, Message]) -> dict[str, int]:
-    """Behind how many messages, one after the other, each of these operations is."""
+    """Behind how many messages, one after the other, each of these operations is. One that only waits for a message,
+    and takes nothing from it, may run when that is sent, before its result has come: TensorFlow waits for the default
+    of what is fed."""
     known: dict[str, int] = {}
     for op in found.values():
         waiting = [op]
@@ -376,9 +378,18 @@ def levels(found: dict[str, Any], messages: dict[str, Message]) -> dict[str, int
             elif missing:
                 waiting.extend(missing)
             else:
-                known[op.name] = max((known[b.name] for b in _before(op)), default=0) + (op.name in messages)
+                waited = [_identical(c) for c in _controls(op)]
+                at = [known[t.op.name] for t in op.inputs] + [known[c.name] - (c.name in messages) for c in waited]
+                known[op.name] = max(at, default=0) + (op.name in messages)
                 waiting.pop()
     return known
+
+
+def _identical(op: Any) -> Any:
+    """Where its value comes from: TensorFlow may put that in its place."""
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return op
 
 
 def _is_open(op: Any) -> bool:
