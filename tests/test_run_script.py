@@ -104,6 +104,28 @@ def test_children_find_the_script_and_are_no_ranks(tmp_path):
     same(tmp_path, "script.py", "a")
 
 
+def test_a_script_that_starts_ranks_itself_is_told_what_to_delete(tmp_path):
+    write(tmp_path, """
+        import sys
+        import torch.multiprocessing as mp
+        from torch.distributed import init_process_group
+        def rank(number, size):
+            open(f'{sys.argv[1]}/{number}', 'w').close()
+            init_process_group('gloo', f'file://{sys.argv[1]}/meet', rank=number, world_size=size)
+        if __name__ == '__main__':
+            try:
+                init_process_group('gloo')
+            except ValueError:
+                print('not one of many')
+            mp.spawn(rank, (1,), nprocs=1)
+    """)
+    run = python(tmp_path, "-m", "oars", "run", "-n", "2", "script.py", str(tmp_path))
+    told = [line for line in run.stderr.splitlines() if "delete init_process_group" in line]
+    assert run.stdout == "not one of many\n" and run.returncode == 1
+    assert len(told) == 2 and "Traceback" not in run.stderr
+    assert (tmp_path / "0").exists() and not (tmp_path / "meet").exists()  # it may spawn, but not make groups
+
+
 INPUT = """
     import sys
     name = input('name? ')

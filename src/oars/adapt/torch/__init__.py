@@ -41,6 +41,10 @@ def install(world: Any, plan: dict, record: Any) -> None:
         gradients_.install(gradients)
         for part in (noise, norm, calls, functions, hooks, loaders):
             part.install()
+        if torch.distributed.is_available():
+            from oars.adapt.torch import started
+
+            started.install(record)
     steps.install(torch, gradients)
     if ctx.alone:
         ctx.together = apart.install(gradients)
