@@ -182,7 +182,7 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
         out = _joinable(tree, plain(*args, **kwargs))
     meet.called(model)
     wire.ran(model, cut=True)
-    meet.partial = True
+    meet.partial = meet.partial or wire.recorded()
     return tree.map_structure(functools.partial(_with_mask, share.gather), out)
 
 

@@ -198,6 +198,11 @@ def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[An
     return call(), []
 
 
+def recorded() -> bool:
+    """Gradients are of functions, not of what was called before."""
+    return False
+
+
 def on_tape() -> bool:
     """There are no tapes."""
     return False

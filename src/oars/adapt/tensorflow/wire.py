@@ -278,6 +278,13 @@ def kept(model: Any) -> list[tuple[Any, Any]]:
     return [(v, v._value.read_value()) for v in model.non_trainable_variables]
 
 
+def recorded() -> bool:
+    """Whether gradients may be asked for of what is called here: there are tapes, or it is a graph that will have."""
+    from oars.adapt.tensorflow import eager
+
+    return not tf.executing_eagerly() or eager.recording()
+
+
 def on_tape() -> bool:
     """Whether a model is called in an eager loop with one tape."""
     from oars.adapt.tensorflow import eager
