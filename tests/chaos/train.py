@@ -38,9 +38,10 @@ def batches():
 steps = 0
 for epoch in range(args.epochs):
     model.train()
-    total = seen = 0
+    total = seen = hits = sure = 0
     for number, (images, labels) in enumerate(batches(), 1):
-        loss = F.cross_entropy(model(images), labels) / args.accumulate
+        out = model(images)
+        loss = F.cross_entropy(out, labels) / args.accumulate
         if args.penalty:
             loss = loss + args.penalty * sum(p.square().sum() for p in model.parameters())
         loss.backward()
@@ -51,6 +52,8 @@ for epoch in range(args.epochs):
             steps += 1
         total += loss.item() * len(images)
         seen += len(images)
+        hits += (out.argmax(1) == labels).sum().item()  # of weights that have moved on
+        sure += out.detach().diff().abs().sum().item()
     model.eval()
     right = 0
     with torch.no_grad():
@@ -58,7 +61,7 @@ for epoch in range(args.epochs):
             right += (model(images).argmax(1) == labels).sum().item()
     torch.save({"epoch": epoch, "model": model.state_dict()}, "best.pt")
     with open("log.txt", "a") as log:
-        log.write(f"{epoch} {total / seen:.4f}\n")
+        log.write(f"{epoch} {total / seen:.4f} {hits} {sure / seen:.4f}\n")
     rate = schedule.get_last_lr()[0]
     print(f"epoch {epoch}: {number} batches, {seen} samples, {steps} steps, lr {rate:.5f}, loss {total / seen:.6f}, "
-          f"{right} right", flush=True)
+          f"{hits} {right} right, {sure / seen:.5f} sure", flush=True)

@@ -8,7 +8,9 @@ steps, which are done again when a rank is lost (``steps``). On the PyTorch back
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from typing import Any
 
 
@@ -64,6 +66,8 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
             from oars.adapt.keras import apart_torch
 
             apart = apart_torch.install(keras)
+        else:
+            _moving_weights(keras)
         if plan.get("local_batchnorm"):
             from oars.adapt.keras import norm
 
@@ -73,6 +77,27 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
                       "the backends torch, tensorflow and jax are cut")
     steps.install(keras, backend, world is not None, apart)
+
+
+def _moving_weights(keras: Any) -> None:
+    """On PyTorch: tell where an optimizer changes weights."""
+    from oars.adapt.torch import lineage
+    from oars.adapt.torch.context import ctx
+
+    optimizer = keras.optimizers.Optimizer
+    plain, known = optimizer.apply, weakref.WeakSet()  # type: Any, weakref.WeakSet
+
+    @functools.wraps(plain)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if self not in known:
+            known.add(self)
+            ctx.optimizer_of.update({id(v.value): id(self) for v in trainable_variables or self._trainable_variables})
+        lineage.before_step(id(self))
+        out = plain(self, grads, trainable_variables)
+        lineage.stepped(id(self))
+        return out
+
+    optimizer.apply = apply
 
 
 def _let_check(keras: Any) -> None:

@@ -51,7 +51,8 @@ class Context:
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
         self.optimizer_of: dict[int, int] = {}  # parameter (its id) -> optimizer (its id)
-        self.stepped: dict[int, int] = {}  # optimizer (its id) -> the number of its last step
+        self.moves = 0  # how often optimizers have changed weights
+        self.moved: dict[int, int] = {}  # optimizer (its id) -> the number of its last change
         self.iterations = 0  # over loaders, begun so far
         self.handed: list[tuple[int, int, list]] = []  # for the ledger: iteration, batch, the samples' numbers
         self._nccl: Any = None

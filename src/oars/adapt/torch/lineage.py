@@ -9,12 +9,17 @@ A result that all ranks hold alike (a loss, a gathered tensor) keeps its value, 
 it is a *boundary*: what is above it in the graph is the same on every rank, what is below belongs to rows. When a
 backward has to be done again, the gradients that arrived at its boundaries go back through graphs made anew
 (``gradients.py``).
+
+Rows that outlive a step of their optimizer cannot be made again: the weights have moved on. A script that counts right
+answers behind ``optimizer.step()`` uses such. So before the first step what a model gave is gathered, and before those
+that follow if its rows, or what was made of them, were seen to be used so.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -31,6 +36,10 @@ from oars.engine.world import RankLost
 _register_hook: Any = torch.Tensor.register_hook
 _DEEP = 500  # operations that rows go back to their samples
 arrived: Callable[..., None] = id  # type: ignore[assignment]  # told of gradients at boundaries; set by gradients.py
+_outlives: weakref.WeakSet = weakref.WeakSet()  # modules whose results were used behind a step
+_judged: weakref.WeakSet = weakref.WeakSet()  # modules of which that can have been seen
+waiting: deque[tuple[Entry, dict[int, Rows]]] = deque(maxlen=64)  # what may outlive a step: copies, by place
+_LARGE = 4 << 20  # bytes: what is more is not gathered for that
 
 
 class Irreplaceable(Exception):
@@ -40,14 +49,15 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "outs", "plain",
-                 "state", "step")
+    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "moves", "of",
+                 "outs", "plain", "state")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
         self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
-        self.era, self.step = ctx.era, ctx.record.steps
+        self.era, self.moves = ctx.era, ctx.moves
+        self.of = func if isinstance(func, torch.nn.Module) else None  # kept when its result is
         self.changes = call is rows_.change  # its first argument, in place
         # Tensors that all ranks hold, as they were; parameters move on, see ``_moved_on``.
         self.plain = [(a, a._version) for a in (*args, *kwargs.values())
@@ -75,6 +85,9 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
     """
     if ctx.busy:
         return call(func, args, kwargs)
+    for a in args[0] if args and type(args[0]) is list else args:
+        if type(a) is Rows and a.made is not None and a.made.entry.moves != ctx.moves:
+            _outlived(a.made.entry)
     state = random.state(draws == "torch") if draws else None
     refs = _before_change(args) if call is rows_.change else None
     ctx.busy = True
@@ -133,6 +146,8 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
             leaf._oars_made = Ref(entry, place)
             leaf.grad_fn.metadata["oars"] = leaf._oars_made
             _register_hook(leaf, partial(_arrive, entry, place))
+    if entry is not None and entry.of is not None and (entry.of in _outlives or entry.of not in _judged):
+        _wait(entry, leaves)
 
 
 def _root(rows: Rows) -> None:
@@ -209,7 +224,7 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
                             is_leaf=lambda a: isinstance(a, Ref))
     if any(a._version != version for a, version in entry.plain):
         raise Irreplaceable("what rows were computed from has been changed in place since")
-    if entry.step != ctx.record.steps and _moved_on(entry):
+    if entry.moves != ctx.moves and _moved_on(entry):
         ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with today's "
                           "weights")
     if entry.changes:  # in place: not what others of this memo use
@@ -242,11 +257,78 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
 
 def _moved_on(entry: Entry) -> bool:
     """Whether weights that an operation used have been changed since by an optimizer."""
+    return any(ctx.moved.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.moves for p in _weights(entry))
+
+
+def _weights(entry: Entry) -> Any:
+    """Parameters that an operation used."""
     if isinstance(entry.func, torch.nn.Module):
-        used: Any = entry.func.parameters()
-    else:
-        used = (a for a in tree_leaves((entry.args, entry.kwargs)) if isinstance(a, torch.Tensor))
-    return any(ctx.stepped.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.step for p in used)
+        return entry.func.parameters()
+    return (a for a in tree_leaves((entry.args, entry.kwargs)) if isinstance(a, torch.Tensor))
+
+
+def _history(entry: Entry) -> Iterator[Entry]:
+    """An operation, and all that its arguments came from."""
+    seen, to_go = {entry}, [entry]
+    while to_go:
+        entry = to_go.pop()
+        yield entry
+        refs = (a for a in tree_leaves((entry.args, entry.kwargs)) if isinstance(a, Ref))
+        before = {ref.entry for ref in refs if ref.entry is not None}
+        to_go += before - seen
+        seen |= before
+
+
+def _outlived(entry: Entry) -> None:
+    """Rows of an earlier step are used."""
+    for before in _history(entry):
+        if before.of is not None and before.of not in _outlives and (before.call is _cuts or _moved_on(before)):
+            _outlives.add(before.of)
+
+
+def _wait(entry: Entry, results: list) -> None:
+    """What a module gave may outlive the next step."""
+    given: dict[int, Any] = {place: leaf for place, leaf in enumerate(results) if isinstance(leaf, torch.Tensor)}
+    if (entry.grad and ctx.world.survives and all(isinstance(leaf, Rows) for leaf in given.values())
+            and any(leaf.local.requires_grad for leaf in given.values())
+            and sum(leaf.numel() * leaf.element_size() for leaf in given.values()) <= _LARGE):
+        waiting.append((entry, {place: perform(_without_graph, None, (leaf,), {}) for place, leaf in given.items()}))
+
+
+def _without_graph(func: Any, args: tuple, kwargs: dict) -> Rows:
+    (rows,) = args
+    return Rows(rows.local.detach(), rows.offsets, rows.dim_)
+
+
+def before_step(optimizer: int) -> None:
+    """Weights are about to move on: what may be used behind that is gathered, if it came from them."""
+    for _ in range(len(waiting)):
+        entry, copies = waiting.popleft()
+        if any(copy.local._version != copy.version for copy in copies.values()):  # the script has changed it since
+            continue
+        if not any(ctx.optimizer_of.get(id(p)) == optimizer for before in _history(entry) for p in _weights(before)):
+            waiting.append((entry, copies))
+            continue
+        with torch.no_grad():
+            wholes = {place: (rows_.whole(copy, "keep"), copy.dim_) for place, copy in copies.items()}
+        entry.call, entry.func, entry.args, entry.kwargs, entry.state, entry.plain = _cuts, wholes, (), {}, None, []
+        _judged.add(entry.of)
+
+
+def _cuts(func: Any, args: tuple, kwargs: dict) -> list:
+    return [_cut(func[place], (), {}) if place in func else None for place in range(max(func) + 1)]
+
+
+def stepped(optimizer: int) -> None:
+    """Weights have moved on."""
+    ctx.moves += 1
+    ctx.moved[optimizer] = ctx.moves
+
+
+def forget() -> None:
+    """What was seen to outlive steps: ranks have joined, which have not seen it."""
+    for known in (_outlives, _judged, waiting):
+        known.clear()
 
 
 def _made(ref: Ref, memo: dict, used: bool) -> Any:

@@ -42,6 +42,10 @@ def install(torch_: Any, gradients: Any) -> None:
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         times.mark("other")
+        if gradients is not None and lineage.waiting:
+            if gradients.pending:
+                gradients.settle()  # while what they come from can be computed again
+            lineage.before_step(id(optimizer))
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         times.mark("update")
@@ -49,8 +53,8 @@ def install(torch_: Any, gradients: Any) -> None:
         if gradients is not None:
             gradients.stepped()
             loss = gradients.last_loss
+            lineage.stepped(id(optimizer))
         ctx.record.step(loss, ctx.samples, _rates(optimizer), _norm(optimizer))
-        ctx.stepped[id(optimizer)] = ctx.record.steps
         ctx.samples = 0
         if ctx.record.steps == ctx.plan.get("stop_after"):
             _leave_weights()
@@ -60,6 +64,7 @@ def install(torch_: Any, gradients: Any) -> None:
     register_optimizer_step_post_hook(stepped)
     add = Optimizer.add_param_group
     if gradients is not None:
+        from oars.adapt.torch import lineage
         from oars.adapt.torch.rows import Rows
 
         _of_a_batch = (Rows,)
