@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,40 @@ def test_children_find_the_script_and_are_no_ranks(tmp_path):
             print(subprocess.run(['echo', 'child'], capture_output=True, text=True).stdout)
     """)
     same(tmp_path, "script.py", "a")
+
+
+def test_files_that_are_open_at_the_end_are_written(tmp_path):
+    write(tmp_path, """
+        import csv, gzip, sys, threading, zipfile
+        log = open('log.txt', 'w')
+        table = csv.writer(open('table.csv', 'w'))
+        packed, pages = gzip.open('log.gz', 'wt'), zipfile.ZipFile('pages.zip', 'w')
+        class Last:
+            me = None
+            def __del__(self):
+                print('last')
+        alone, ring = Last(), Last()
+        ring.me, ring.file = ring, open('ring.txt', 'w')
+        for file in (log, packed, ring.file):
+            file.write('kept')
+        table.writerow([1, 2])
+        pages.writestr('page', 'kept')
+        del ring
+        if len(sys.argv) > 1:
+            threading.Thread(target=lambda: __import__('time').sleep(60), daemon=True).start()
+            sys.exit(int(sys.argv[1]))
+    """)
+    (tmp_path / "oars-runs").mkdir()
+    for args in ([], ["3"]):
+        run = python(tmp_path, "-m", "oars", "run", "--quiet", "-n", "2", "script.py", *args)
+        assert run.returncode == int(args[0] if args else 0), run.stderr
+        assert [(tmp_path / name).read_text() for name in ("log.txt", "ring.txt", "table.csv")] == [
+            "kept", "kept", "1,2\n"]
+        if not args:
+            assert run.stdout == "last\n" and zipfile.ZipFile(tmp_path / "pages.zip").read("page") == b"kept"
+            assert gzip.open(tmp_path / "log.gz").read() == b"kept"
+        for path in tmp_path.glob("*.[tcgz]*"):
+            path.unlink()
 
 
 def test_a_script_that_starts_ranks_itself_is_told_what_to_delete(tmp_path):

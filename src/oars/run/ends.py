@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import json
 import os
 import signal
@@ -130,12 +132,8 @@ class Ends:
             if self.survivor is None:
                 self.record.close()
             else:  # without MPI's own end, which may wait for the dead
+                _let_go()
                 self.survivor.leave()
-                for stream in (sys.stdout, sys.stderr):
-                    try:
-                        stream.flush()
-                    except (OSError, ValueError):
-                        pass
                 self.left()
                 true_exit(0)
 
@@ -158,12 +156,42 @@ def _leave_child(code: int) -> None:
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    _let_go()
+    true_exit(code)
+
+
+def _let_go() -> None:
+    """What the script holds at its end goes as at Python's: files that are open are written, ``__del__`` runs."""
+    _flush([sys.stdout, sys.stderr])
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    names = sys.modules["__main__"].__dict__
+    here = sys._getframe()
+    frames = [frame for frame in sys._current_frames().values() if frame is not here]
+    if not any(_runs(frame, names) for frame in frames):  # (Python stops threads before)
+        for name in sorted(names, key=lambda name: not name.startswith("_")):
+            if name != "__builtins__":
+                names[name] = None
+    _flush([each for each in gc.get_objects() if type(each) in _BUFFERED])  # what else holds some: cycles, modules
+    _flush([sys.stdout, sys.stderr])
+
+
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def _flush(streams: list[Any]) -> None:
+    for stream in streams:
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except (AttributeError, OSError, ValueError):  # there is none, its disk is full, it is closed
             pass
-    true_exit(code)
+
+
+def _runs(frame: Any, names: dict) -> bool:
+    while frame is not None:
+        if frame.f_globals is names:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def write(folder: Path, name: str, value: Any) -> None:
