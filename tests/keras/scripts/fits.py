@@ -112,6 +112,20 @@ def summed_loss_and_penalties():
 
 
 @scene
+def far_from_right():
+    """Probabilities of next to nothing, and targets of nothing: TensorFlow's losses are of logits all the same."""
+    x, y = table(24)
+    ones = np.eye(3, dtype="float32")[y]
+    for activation, loss, target in (("softmax", "sparse_categorical_crossentropy", y),
+                                     ("softmax", "categorical_crossentropy", ones * (x[:, :3] > 0)),
+                                     ("sigmoid", "binary_crossentropy", ones)):
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(3, activation=activation)])
+        for eagerly in (False, True):
+            model.compile(keras.optimizers.SGD(0.01), loss, run_eagerly=eagerly)
+            train(model, 40 * x, target, epochs=1, validation_split=0.25)
+
+
+@scene
 def clipping():
     x, y = table()
     rate = keras.optimizers.schedules.CosineDecay(0.05, 8)

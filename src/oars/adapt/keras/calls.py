@@ -183,7 +183,7 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
     meet.called(model)
     wire.ran(model, cut=True)
     meet.partial = meet.partial or wire.recorded()
-    return tree.map_structure(functools.partial(_with_mask, share.gather), out)
+    return tree.map_structure(functools.partial(_with_mask, functools.partial(wire.joined, share)), out)
 
 
 def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
@@ -203,17 +203,23 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
         args, kwargs = tree.pack_sequence_as(like, own)
         with inside(share):
             outs[:] = [_joinable(tree, plain(*args, **kwargs))]
-        return [own[i] for i in floats], [x for x in tree.flatten(outs[0]) if x is not None]
+        given = [x for x in tree.flatten(outs[0]) if x is not None]
+        return [own[i] for i in floats], [*given, *(x._keras_logits for x in given if hasattr(x, "_keras_logits"))]
 
     like = (args, kwargs)
-    flat = iter(eager.call(model, first, [leaves[i] for i in floats], forward))
+    every = eager.call(model, first, [leaves[i] for i in floats], forward)
+    flat, logits = iter(every), iter(every[sum(x is not None for x in tree.flatten(outs[0])):])
     meet.called(model)
     wire.ran(model, cut=False)  # its gradients come out complete
 
     def joined(x: Any) -> Any:
-        whole, mask = (None, None) if x is None else (next(flat), backend.get_keras_mask(x))
+        if x is None:
+            return None
+        whole, mask = next(flat), backend.get_keras_mask(x)
         if mask is not None:
             backend.set_keras_mask(whole, wire.Share(first).gather(mask))
+        if hasattr(x, "_keras_logits"):
+            whole._keras_logits = next(logits)
         return whole
 
     return tree.map_structure(joined, outs[0])

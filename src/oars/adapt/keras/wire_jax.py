@@ -198,6 +198,11 @@ def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[An
     return call(), []
 
 
+def joined(share: Share, x: Any) -> Any:
+    """All ranks' rows of what a model gave."""
+    return share.gather(x)
+
+
 def recorded() -> bool:
     """Gradients are of functions, not of what was called before."""
     return False

@@ -243,6 +243,24 @@ class Share:
         return joined(rows)
 
 
+def joined(share: Share, x: tf.Tensor) -> tf.Tensor:
+    """All ranks' rows of what a model gave. If that is a softmax or a sigmoid, so is this, and known by its logits:
+    Keras's crossentropies are computed from these."""
+    logits = getattr(x, "_keras_logits", None)
+    activation = None if tf.executing_eagerly() else _ACTIVATIONS.get(x.op.type)
+    if activation is None:
+        whole, below = share.gather(x), None if logits is None else share.gather(logits)
+    else:
+        below = share.gather(x.op.inputs[0])
+        whole = activation(below)
+    if logits is not None:
+        whole._keras_logits = below
+    return whole
+
+
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
+
+
 def repeated(rows: tf.Tensor) -> tf.Tensor:
     """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
     size = place()[1] if not tf.executing_eagerly() else meet.size
