@@ -194,12 +194,39 @@ class Scaled(torch.autograd.Function):
         return grad * gain, (grad * rows).sum(0)
 
 
+class Clipped(torch.autograd.Function):
+    """Not linear in its gradient, row by row."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-0.004, 0.004)
+
+
+class Shortened(Clipped):
+    """Nor is this, and all rows meet in it."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (1 + 10 * grad.norm())
+
+
+class Clipping(nn.Module):
+    def forward(self, rows):
+        return Clipped.apply(rows)
+
+
 @scene
 def functions_with_a_backward_of_their_own():
-    model, last, gain = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3), torch.ones(8, requires_grad=True)
+    model, gain = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.ones(8, requires_grad=True)
+    last = nn.Sequential(nn.Linear(8, 8), Clipping(), nn.Linear(8, 3))
     opt = torch.optim.SGD([*model.parameters(), *last.parameters()], 0.1)
     for xb, yb in [*batches(), (x[:25], y[:25]), (x[25:], y[25:])]:
-        loss = F.cross_entropy(last(Scaled.apply(Backwards.apply(model, xb, *model.parameters()), gain)), yb)
+        out = Scaled.apply(Backwards.apply(model, xb, *model.parameters()), gain)
+        loss = F.cross_entropy(last(Shortened.apply(Clipped.apply(out))), yb)
         opt.zero_grad()
         loss.backward()
         opt.step()

@@ -20,6 +20,7 @@ from oars.adapt.torch import rows as rows_
 from oars.adapt.torch.calls import Trace
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.rows import Rows, cut, whole
+from oars.adapt.torch.wire import Alike, Times
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _by_row: dict[tuple, tuple[int, ...] | None] = {}  # (function, kinds of arguments) -> batch dimension of each result
@@ -45,8 +46,10 @@ class _Notes:
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
-    if ctx.plain or cls.__module__.startswith("oars."):
+    if cls.__module__.startswith("oars.") or ctx.plain and ctx.split is None:
         return _apply(cls, *args, **kwargs)
+    if ctx.plain:  # in a module's call on own rows
+        return _scaled(cls, args, kwargs)
     if not any(isinstance(a, Rows) for a in args):
         return _apply_alike(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
     return rows_.perform(_on_rows, cls, args, kwargs)
@@ -62,11 +65,23 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
             rows_.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        return _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
-    out = _apply_alike(cls, *[_own(a, lead) for a in args], **kwargs)
+        out = _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
+        return tree_map(lambda o: Alike.apply(o) if _goes_back(o) else o, out)
+    out = _scaled(cls, tuple(_own(a, lead) for a in args), kwargs)
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
+
+
+def _scaled(cls: Any, own: tuple, kwargs: dict) -> Any:
+    """On own rows. Its backward may be anything but linear (a clipping): it gets the true gradients."""
+    size = ctx.size
+    out = _apply_alike(cls, *[Times.apply(a, size) if _goes_back(a) else a for a in own], **kwargs)
+    return tree_map(lambda o: Times.apply(o, 1 / size) if _goes_back(o) else o, out)
+
+
+def _goes_back(a: Any) -> bool:
+    return isinstance(a, torch.Tensor) and a.requires_grad and torch.is_grad_enabled()
 
 
 def _own(a: Any, lead: Rows) -> Any:

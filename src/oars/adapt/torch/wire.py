@@ -103,6 +103,19 @@ class Alike(torch.autograd.Function):
         return Mean.apply(grad)
 
 
+class Times(torch.autograd.Function):
+    """``x`` as it is; backward gives ``factor`` times the gradient: true ones to who is not linear in them."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        context.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad * context.factor, None
+
+
 class Gather(torch.autograd.Function):
     """Rows become the whole tensor on every rank; backward sums over ranks and keeps own rows."""
 
