@@ -46,12 +46,16 @@ class _Notes:
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
-    if cls.__module__.startswith("oars.") or ctx.plain and ctx.split is None:
+    linear = cls.__module__.startswith(("oars.", "torch."))  # (as far as we see their backwards)
+    if cls.__module__.startswith("oars.") or ctx.plain and (ctx.split is None or linear):
         return _apply(cls, *args, **kwargs)
     if ctx.plain:  # in a module's call on own rows
         return _scaled(cls, args, kwargs)
     if not any(isinstance(a, Rows) for a in args):
-        return _apply_alike(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
+        out = _apply_alike(cls, *args, **kwargs)  # autograd has no use for rows that a model gives in its forward
+        # What was gathered before may go on as rows: then a rank has a part of the gradient.
+        part = not linear and any(_goes_back(a) and not a.is_leaf for a in args)
+        return _with_true_gradients(out) if part else out
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 
@@ -65,12 +69,16 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
             rows_.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        out = _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs)
-        return tree_map(lambda o: Alike.apply(o) if _goes_back(o) else o, out)
+        return _with_true_gradients(
+            _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs))
     out = _scaled(cls, tuple(_own(a, lead) for a in args), kwargs)
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
+
+
+def _with_true_gradients(out: Any) -> Any:
+    return tree_map(lambda o: Alike.apply(o) if _goes_back(o) else o, out)
 
 
 def _scaled(cls: Any, own: tuple, kwargs: dict) -> Any:
