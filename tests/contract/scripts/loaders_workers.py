@@ -121,6 +121,13 @@ def persistent_workers():
 
 
 @scene
+def spawned_workers():
+    loader = DataLoader(TensorDataset(x, y), 12, shuffle=True, num_workers=1, multiprocessing_context="spawn")
+    fit(loader)
+    print(loader.multiprocessing_context.get_start_method())
+
+
+@scene
 def pinned():
     loader = DataLoader(TensorDataset(x, y), 16, shuffle=True, pin_memory=True)
     fit((xb.to("cpu", non_blocking=True), yb) for xb, yb in loader)

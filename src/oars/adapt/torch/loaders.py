@@ -32,9 +32,11 @@ from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
+_Workers: Any = dataloader_._MultiProcessingDataLoaderIter
 _Fetcher: Any = data_utils.fetch._MapDatasetFetcher
 _DEFAULT = (data_utils.collate.default_collate, data_utils.collate.default_convert)
 _plain = {name: getattr(_Iter, name) for name in ("__init__", "_reset", "_next_index", "__next__")}
+_with_workers = _Workers.__init__
 _fetch = _Fetcher.fetch
 _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
@@ -105,6 +107,21 @@ def iter_init(self: Any, loader: DataLoader) -> None:
     ctx.iterations += 1
     self._oars_place = (ctx.iterations, 0)
     _plain["__init__"](self, loader)
+
+
+def workers_init(self: Any, loader: DataLoader) -> None:
+    """Replaces ``__init__`` of iterators with workers: these are forked, whatever the script says, for what is patched
+    here is not in processes that begin anew."""
+    asked = loader.multiprocessing_context
+    how = torch.multiprocessing if asked is None else asked
+    if how.get_start_method() == "fork" or "fork" not in multiprocessing.get_all_start_methods():
+        _with_workers(self, loader)
+        return
+    loader.multiprocessing_context = "fork"
+    try:
+        _with_workers(self, loader)
+    finally:
+        loader.multiprocessing_context = asked
 
 
 def _apart(loader: DataLoader) -> bool:
@@ -346,5 +363,6 @@ def install() -> None:
     _Fetcher.fetch = fetch
     data_utils.worker.ManagerWatchdog = Watchdog  # type: ignore[misc]
     _Iter.__init__, _Iter._reset, _Iter._next_index, _Iter.__next__ = iter_init, iter_reset, next_index, iter_next
+    _Workers.__init__ = workers_init
     DataLoader.__iter__ = loader_iter  # type: ignore[method-assign]
     DataLoader.__len__ = loader_len  # type: ignore[method-assign]
