@@ -94,7 +94,7 @@ def arm_gradients(module):
     def tracking(self, leaf):
         track(self, leaf)
         if leaf.requires_grad:
-            leaf.register_post_accumulate_grad_hook(lambda p: here("in backward"))
+            module.register_behind(leaf, lambda p: here("in backward"))
 
     module.Gradients.track = tracking
 

@@ -209,6 +209,38 @@ def hooks_on_gradients():
 
 
 @scene
+def hooks_behind_gradients():
+    """Gradients are clipped, and weights stepped, in backward, as each gradient is there; then no more."""
+    for each in (0, 1):
+        model = mlp()
+        opts = {p: torch.optim.Adam([p], lr=0.05) for p in model.parameters()}
+        names = {p: name for name, p in model.named_parameters()}
+
+        def clip(p, names=names):
+            print(f"{names[p]} {p.grad.abs().sum().item():.6g}")
+            p.grad.clamp_(-0.05, 0.05)
+
+        def step(p, opts=opts):
+            opts[p].step()
+            opts[p].zero_grad()
+
+        handles = [p.register_post_accumulate_grad_hook(hook) for p in opts for hook in (clip, step)[: 1 + each]]
+        for xb, yb in batches():
+            loss = F.cross_entropy(model(xb), yb)
+            loss.backward()
+            if not each:
+                for opt in opts.values():
+                    opt.step()
+                    opt.zero_grad()
+            say(loss)
+        for handle in handles:
+            handle.remove()
+        F.cross_entropy(model(x), y).backward()
+        print(f"{model[0].weight.grad.abs().sum().item():.6g}")
+        keep(model)
+
+
+@scene
 def gradient_of_the_input():
     """Adversarial training: a step along the input's gradient."""
     model = mlp()

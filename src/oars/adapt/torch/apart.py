@@ -58,12 +58,13 @@ class OwnGradients(Gradients):
         super()._put_off()
         self.owed.learnt()
 
-    def settle(self) -> None:
+    def settle(self) -> list[int]:
         """Nothing is exchanged."""
         if not ctx.apart:
-            super().settle()
+            exchanged = super().settle()
             self.owed.learnt()
-            return
+            return exchanged
+        own = self.in_order()
         if self.pending:
             del torch.Tensor.grad
             self.pending.clear()
@@ -72,6 +73,7 @@ class OwnGradients(Gradients):
         self.base.clear()
         ctx.handed.clear()
         self.owed.learnt()
+        return own
 
 
 class Apart:

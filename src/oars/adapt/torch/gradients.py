@@ -28,6 +28,7 @@ from oars.exchange.compressed import exchange_by
 _backward = torch.autograd.backward
 _grad = torch.autograd.grad
 _grad_slot: Any = torch._C.TensorBase.grad
+register_behind: Any = torch.Tensor.register_post_accumulate_grad_hook
 
 
 class Gradients:
@@ -64,7 +65,7 @@ class Gradients:
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 return
             leaf.requires_grad_(True)  # hooks can only be put on leaves that want gradients; frozen ones may thaw
-        leaf.register_post_accumulate_grad_hook(self.touched.append)
+        register_behind(leaf, self.touched.append)
         if not wanted:
             leaf.requires_grad_(False)
 
@@ -105,7 +106,9 @@ class Gradients:
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             inputs = [i.local if isinstance(i, Rows) else i for i in inputs]
         rows_.before_backward()
-        before = hooks.before_backward()
+        before, waited_for = hooks.before_backward(), hooks.wait_behind()
+        if waited_for and self.pending:
+            self.settle()  # these were put off before there were hooks
         if not self.passes:
             self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
         here = Pass(rows, inputs, create_graph)
@@ -124,9 +127,12 @@ class Gradients:
         self.backwards += 1
         if ctx.spoilt and not self._go_again():
             return
-        if before or create_graph or not self._more_to_come():
-            self.settle()
+        if before or waited_for or create_graph or not self._more_to_come():
+            exchanged = self.settle()
             hooks.after_exchange(before)
+            if waited_for:
+                by_serial = {s: ref() for s, ref in self.serials.values()}
+                hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
         else:
             self._put_off()
 
@@ -203,8 +209,8 @@ class Gradients:
         pattern = self.pattern
         return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
 
-    def settle(self) -> None:
-        """Exchange everything outstanding now."""
+    def settle(self) -> list[int]:
+        """Exchange everything outstanding now. Returns whose gradients these were, by serial."""
         began = perf_counter()
         inside = ctx.world.seconds
         while True:
@@ -218,12 +224,14 @@ class Gradients:
                 plan = self._plan(self.touched)
                 if ctx.handed and not ctx.record.played:
                     write_ledger()
-                self._exchange(plan)
+                exchanged = self._exchange(plan)
                 odd = [_mean_one_by_one(p.grad) for p in plan.odd()]
+                if hooks.wait_behind():  # in the order of the first rank's backward, which is one process's
+                    exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
                 break
             except RankLost:
                 if not self._go_again():
-                    return
+                    return []
         self.touched.clear()
         self.passes.clear()
         self.base.clear()
@@ -234,6 +242,11 @@ class Gradients:
         if self.interrupt:
             self.interrupt = False
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
+        return exchanged
+
+    def in_order(self) -> list[int]:
+        """The serials of touched leaves as backward came by them."""
+        return list(dict.fromkeys(self.serials[id(p)][0] for p in self.touched))
 
     def _plan(self, touched: list[torch.Tensor]) -> Plan:
         key = tuple(map(id, touched))
@@ -245,7 +258,8 @@ class Gradients:
             plan = self.plans[key] = Plan(dict(sorted(by_serial.items())))
         return plan
 
-    def _exchange(self, plan: Plan, of_all: bool = False) -> None:
+    def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
+        """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
         header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted], np.int64)
         gradients = plan.gradients()
@@ -259,8 +273,7 @@ class Gradients:
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
                                        "differently on some ranks")
-                self._exchange_union(plan)
-                return
+                return self._exchange_union(plan)
             if on_gpu:
                 _average_on_gpu(gradients)
             elif plan.nbytes:
@@ -271,8 +284,9 @@ class Gradients:
                 exchange.average(plan.spans, plan.shapes, plan.digest)
                 plan.take_out(gradients)
         self.interrupt |= bool(headers[:, 2].any())
+        return plan.serials
 
-    def _exchange_union(self, plan: Plan) -> None:
+    def _exchange_union(self, plan: Plan) -> list[int]:
         """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
         serials = sorted({s for part in ctx.world.allgather(plan.serials) for s in part})
         by_serial = {s: ref() for s, ref in self.serials.values()}
@@ -280,7 +294,7 @@ class Gradients:
         for p in leaves:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        self._exchange(Plan(dict(zip(serials, leaves, strict=True))), of_all=True)
+        return self._exchange(Plan(dict(zip(serials, leaves, strict=True))), of_all=True)
 
     def stepped(self) -> None:
         """An optimizer stepped: learn how many backwards a step has."""

@@ -3,7 +3,7 @@
 On a leaf, PyTorch would run a hook with this rank's part before it is accumulated. Here it runs when the exchange is
 done, on what this backward added (clamping in a hook is a common way to clip). On a result in between it runs in
 backward, on the mean over ranks for plain tensors and on own rows' true gradient for rows. So is what ``retain_grad``
-keeps.
+keeps. Hooks behind the accumulation (an optimizer's step in backward) run behind the exchange, too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import RULES, Rows
 
 _register_hook: Any = torch.Tensor.register_hook
 _retain_grad: Any = torch.Tensor.retain_grad
+_register_behind: Any = torch.Tensor.register_post_accumulate_grad_hook
 _on_leaf: dict[int, tuple[torch.Tensor, list]] = {}
+_behind: Any = WeakTensorKeyDictionary()  # leaf -> the hooks that are called when it has its gradient
 
 
 class _Handle:
@@ -40,6 +44,23 @@ class _Handle:
         self.remove()
 
 
+class _Behind(_Handle):
+    """What ``register_post_accumulate_grad_hook`` returns. These are counted: whether any wait must not depend on when
+    a rank's garbage collector finds leaves that are gone."""
+
+    waiting = 0
+
+    def __init__(self, hooks: list, hook: Any) -> None:
+        super().__init__(hooks, hook)
+        _Behind.waiting += 1
+
+    def remove(self) -> None:
+        """Take the hook away again."""
+        if self._hook in self._hooks:
+            super().remove()
+            _Behind.waiting -= 1
+
+
 def register_hook(self: torch.Tensor, hook: Any) -> Any:
     """Replaces ``Tensor.register_hook`` for plain tensors."""
     if isinstance(self, Rows):
@@ -49,6 +70,14 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
     if self.is_leaf:
         return _Handle(_on_leaf.setdefault(id(self), (self, []))[1], hook)
     return _register_hook(self, lambda grad: hook(wire.Mean.apply(grad)))
+
+
+def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Any) -> Any:
+    """Replaces ``Tensor.register_post_accumulate_grad_hook``: what is accumulated in backward is the rank's own."""
+    if isinstance(self, Rows) or ctx.plain or not (self.requires_grad and self.is_leaf):
+        return _register_behind(self, hook)
+    rows_.enter(self)  # it will be among the leaves that got gradients
+    return _Behind(_behind.setdefault(self, []), hook)
 
 
 def retain_grad(self: torch.Tensor) -> None:
@@ -90,8 +119,22 @@ def after_exchange(before: dict[int, Any]) -> None:
             leaf.grad.copy_(added if old is None else old + added)
 
 
+def wait_behind() -> bool:
+    """Whether any hooks wait for the exchange."""
+    return _Behind.waiting > 0
+
+
+def run_behind(leaves: list[Any], create_graph: bool) -> None:
+    """Run the hooks of leaves that have their gradients, now the global ones."""
+    with torch.set_grad_enabled(create_graph):
+        for leaf in leaves:
+            for hook in list(_behind.get(leaf, ())):
+                hook(leaf)
+
+
 def install() -> None:
-    """Patch Tensor.register_hook and Tensor.retain_grad."""
+    """Patch the Tensor methods that this file replaces."""
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     torch.Tensor.retain_grad = retain_grad  # type: ignore[assignment,method-assign]
+    torch.Tensor.register_post_accumulate_grad_hook = register_post_accumulate_grad_hook  # type: ignore[method-assign]
     RULES["register_hook"] = _on_rows
