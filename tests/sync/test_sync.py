@@ -150,3 +150,24 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, words, told):
     run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
     assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1
     assert told in run.err
+
+
+REMEMBERS = """
+import torch
+model, x = torch.nn.Linear(3, 1), torch.randn(8, 3)
+optimizer = torch.optim.LBFGS(model.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+"""
+
+
+@pytest.mark.parametrize("sync", ["local", "gossip"])
+def test_an_optimizer_that_compares_losses_is_refused_in_one_line(tmp_path, sync):
+    (tmp_path / "remembers.py").write_text(REMEMBERS)
+    run = Run(tmp_path, "-n", "2", "--sync", sync, "remembers.py")
+    assert run.code == 2 and "Traceback" not in run.err
+    assert run.err.count(f"oars: --sync {sync} cannot step LBFGS: use --sync allreduce\n") == 1

@@ -134,6 +134,8 @@ class Apart:
     def part(self) -> None:
         """All weights are equal: from here on every rank is on its own."""
         self.parted = 0
+        for optimizer in self.rounds:
+            self._refuse_unfit(optimizer)
         if self.servers is not None:
             self.servers.open({optimizer: round_.number for optimizer, round_ in self.rounds.items()})
         for optimizer, round_ in self.rounds.items():
@@ -145,6 +147,11 @@ class Apart:
         self.pace.go()
         ctx.apart, wire.allreduce, wire.mean = True, self.estimate.allreduce, self.estimate.mean
 
+    def _refuse_unfit(self, optimizer: Optimizer) -> None:
+        """LBFGS compares losses and gradients of many calls: those of a rank's own rows mislead it."""
+        if self.servers is None and isinstance(optimizer, torch.optim.LBFGS):
+            servers.refuse(f"--sync {ctx.plan['sync']} cannot step {type(optimizer).__name__}: use --sync allreduce", 2)
+
     def _unite(self) -> None:
         ctx.apart, wire.allreduce, wire.mean = False, _allreduce, _mean
 
@@ -155,6 +162,7 @@ class Apart:
                 ctx.record.notice("no nn.Module in train() is called to train: gradients are averaged at every step, "
                                   "as under --sync allreduce")
             return
+        self._refuse_unfit(optimizer)  # made since ranks parted
         self.moved += 1
         round_ = self.rounds[optimizer]
         round_.steps += 1

@@ -64,7 +64,7 @@ class Served:
     def check(self) -> None:
         """The weights are as they were; what the script made of them would be lost, without a word."""
         if not all(map(torch.equal, self._seen, map(_few, self.tensors))):
-            _refuse("--sync server: this script changes weights itself after step(), of which the servers would not "
+            refuse("--sync server: this script changes weights itself after step(), of which the servers would not "
                     "know: use --sync allreduce", 1)
 
     def contents(self, optimizer: Optimizer, shard: Shard) -> np.ndarray:
@@ -118,7 +118,7 @@ class Servers:
         """Ranks part: from here on the servers hold what these optimizers step. All workers are at this place."""
         for optimizer in numbers:
             if isinstance(optimizer, _NOT_SERVED):
-                _refuse(f"--sync server cannot step {type(optimizer).__name__}: use --sync allreduce", 2)
+                refuse(f"--sync server cannot step {type(optimizer).__name__}: use --sync allreduce", 2)
         while True:
             try:
                 self._epoch += 1
@@ -232,7 +232,7 @@ class Servers:
             return self._desk.answers(ctx.world.patient)
         except Unserved as why:
             if str(why):
-                _refuse(f"--sync server: the servers cannot make this script's optimizer: {why}", 2)
+                refuse(f"--sync server: the servers cannot make this script's optimizer: {why}", 2)
             if again:
                 raise
             self._end()
@@ -264,7 +264,7 @@ class Servers:
         return {worker: n & 0xFFFFFFFF for worker, n in told.items() if n >> 32 == self._owed.settled}
 
     def _end(self) -> NoReturn:
-        _refuse("a server died, and nobody has a copy of what it held: the run ends"
+        refuse("a server died, and nobody has a copy of what it held: the run ends"
                 + (" (with --servers 2 or more each has a buddy)" if ctx.plan["servers"] == 1 else ""), 1)
 
     def _lost(self, server: int) -> None:
@@ -347,6 +347,7 @@ def _put(tensor: torch.Tensor, piece: Piece, value: torch.Tensor) -> None:
         tensor.copy_(flat.view(tensor.shape))
 
 
-def _refuse(text: str, code: int) -> NoReturn:
+def refuse(text: str, code: int) -> NoReturn:
+    """End the run with one line."""
     print(f"oars: {text}", file=sys.__stderr__, flush=True)
     raise SystemExit(code)
