@@ -171,3 +171,28 @@ def test_an_optimizer_that_compares_losses_is_refused_in_one_line(tmp_path, sync
     run = Run(tmp_path, "-n", "2", "--sync", sync, "remembers.py")
     assert run.code == 2 and "Traceback" not in run.err
     assert run.err.count(f"oars: --sync {sync} cannot step LBFGS: use --sync allreduce\n") == 1
+
+
+ONE_ROW_EACH = """
+import itertools
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in itertools.chain(torch.utils.data.DataLoader(torch.randn(18, 4), batch_size=16), [torch.randn(3, 4)]):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(len(x), loss.isfinite().item())
+"""
+
+
+@pytest.mark.parametrize("sync", ["local", "gossip"])
+def test_no_rank_is_left_with_a_single_row_which_batch_norm_refuses(tmp_path, sync):
+    (tmp_path / "rows.py").write_text(ONE_ROW_EACH)
+    run = Run(tmp_path, "-n", "2", "--sync", sync, "rows.py")
+    assert run.code == 0, run.err
+    assert run.lines == ["16 True", "2 True", "3 True"] and len(run.digests()) == 1
+    assert run.learnt() == dict.fromkeys(range(18), 1)

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from oars.adapt import random
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
-from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, own, scaled, site, tiny
+from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.rows import BatchSize, Rows, whole
 from oars.engine.world import RankLost
 
@@ -179,6 +179,8 @@ def _batch(module: nn.Module, leaves: list) -> Offsets | None:
             if type(leaf) is torch.Tensor and leaf.is_meta:
                 return None  # asked for shapes alone: so do Keras's layers get their weights
             if leaf.shape[0] < ctx.size or leaf.is_sparse or next(module.parameters(), None) is None:
+                return None
+            if on_every_rank(leaf.shape[0]):
                 return None
             return offsets_of(leaf.shape[0])
     return None

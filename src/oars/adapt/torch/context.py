@@ -96,7 +96,7 @@ ctx = Context()
 @lru_cache(maxsize=4096)
 def offsets_of(rows: int) -> Offsets:
     """Where each rank's share of ``rows`` begins: contiguous, differing by at most one row, or by ``ctx.costs``."""
-    if ctx.costs and rows >= ctx.size:
+    if ctx.costs and rows >= 2 * ctx.size:
         dealt = _dealt(rows, ctx.costs)
         return tuple(sum(dealt[:r]) for r in range(ctx.size + 1))
     each, more = divmod(rows, ctx.size)
@@ -104,9 +104,9 @@ def offsets_of(rows: int) -> Offsets:
 
 
 def _dealt(rows: int, costs: Costs) -> list[int]:
-    """So many rows for each rank, at least one, that who is through last is so as early as can be."""
+    """So many rows for each rank, at least two, that who is through last is so as early as can be."""
     def by(end: int) -> list[int]:
-        return [max(1, (end - fixed) // each) for fixed, each in costs]
+        return [max(2, (end - fixed) // each) for fixed, each in costs]
 
     early, late = 0, max(fixed + each * rows for fixed, each in costs)
     while late - early > 1:
@@ -116,6 +116,12 @@ def _dealt(rows: int, costs: Costs) -> list[int]:
     while sum(dealt) < rows:
         dealt[min(range(len(costs)), key=lambda r: costs[r][0] + costs[r][1] * (dealt[r] + 1))] += 1
     return dealt
+
+
+def on_every_rank(rows: int) -> bool:
+    """Whether a batch is too small to be cut for ranks that train on their own: then each has it whole. One row alone
+    has no statistics, which BatchNorm refuses."""
+    return ctx.alone and ctx.size > 1 and rows < 2 * ctx.size
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from oars.adapt import files
 from oars.adapt import random as random_
 from oars.adapt.torch import collate, lineage, rows
 from oars.adapt.torch.collate import Cut
-from oars.adapt.torch.context import ctx, offsets_of, own
+from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -162,11 +162,6 @@ def next_index(self: Any) -> Any:
     uncut = way == WHOLE or on_every_rank(len(indices))
     self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
     return indices if uncut else cut
-
-
-def on_every_rank(rows: int) -> bool:
-    """Whether a batch is too small to be cut for ranks that train on their own: then each has it whole."""
-    return ctx.alone and rows < ctx.size
 
 
 def _several(self: Any, first: list) -> tuple[list, tuple]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from oars.adapt.torch import loaders
 from oars.adapt.torch.collate import Cut
-from oars.adapt.torch.context import Offsets, ctx, offsets_of
+from oars.adapt.torch.context import Offsets, ctx, offsets_of, on_every_rank
 
 _whole_batch = loaders._whole_batch
 
@@ -26,7 +26,7 @@ class Batch:
     def __init__(self, loader: loaders.Key, place: tuple[int, int], cut: Cut, again: list) -> None:
         self.loader, self.place, self.again = loader, place, again  # the samples in it that were owed
         self.indices = cut.indices
-        self.split = not loaders.on_every_rank(len(cut.indices))
+        self.split = not on_every_rank(len(cut.indices))
         self.deal(cut.offsets if cut.era == ctx.era else offsets_of(len(cut.indices)))
 
     def deal(self, offsets: Offsets) -> None:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from oars.adapt.torch.context import ctx, offsets_of, own
+from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
 from oars.adapt.torch.rows import Rows
 
 _LONG_ENOUGH = 0.5  # seconds, to judge by
@@ -40,7 +40,8 @@ class Estimate:
         tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.dim()]
         for x in sorted(tensors, key=lambda x: not isinstance(x, Rows))[:1]:
             offsets = x.offsets if isinstance(x, Rows) else offsets_of(len(x))
-            self.whole, self.own = (offsets[-1], own(offsets)[1]) if offsets[-1] >= ctx.size else (1, 1)
+            cut = offsets[-1] >= ctx.size and (isinstance(x, Rows) or not on_every_rank(len(x)))
+            self.whole, self.own = (offsets[-1], own(offsets)[1]) if cut else (1, 1)
 
 
 class Pace:
