@@ -196,3 +196,69 @@ def test_no_rank_is_left_with_a_single_row_which_batch_norm_refuses(tmp_path, sy
     assert run.code == 0, run.err
     assert run.lines == ["16 True", "2 True", "3 True"] and len(run.digests()) == 1
     assert run.learnt() == dict.fromkeys(range(18), 1)
+
+
+PACKS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+torch.manual_seed(0)
+data = [(torch.randint(1, 20, (6 if i < 8 else 3 + i % 7,)), i % 2) for i in range(44)]  # the first batch: one length
+
+def collate(batch):
+    xs, ys = zip(*batch)
+    return pad_sequence(xs, batch_first=True), torch.tensor([len(x) for x in xs]), torch.tensor(ys)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(self.embed(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.out(self.rnn(packed)[1][0][0])
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, lengths, y in torch.utils.data.DataLoader(data, 8, collate_fn=collate):
+    loss = F.cross_entropy(model(x, lengths), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(*x.shape, loss.isfinite().item())
+"""
+
+
+@pytest.mark.parametrize("words", [("-n", "2", "--sync", "local"), ("-n", "2", "--sync", "gossip"),
+                                   ("-n", "3", "--sync", "server")], ids=lambda words: words[-1])
+def test_padded_batches_are_those_of_one_process_also_if_the_first_needs_no_padding(tmp_path, words):
+    (tmp_path / "packs.py").write_text(PACKS)
+    run = Run(tmp_path, *words, "packs.py")
+    assert run.code == 0, run.err
+    assert run.lines == ["8 6 True", *["8 9 True"] * 4, "4 9 True"] and len(run.digests()) == 1
+
+
+HIDES = """
+import torch
+from torch.nn.utils.rnn import pad_sequence
+data = [torch.ones(4 if i < 8 or i % 8 < 4 else 6) for i in range(16)]
+
+def collate(batch):  # it pads, which it does not show when it is tried on one sample or two
+    assert len(batch) > 3
+    return pad_sequence(batch, batch_first=True)
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in torch.utils.data.DataLoader(data, 8, collate_fn=collate):
+    out = model(x.unsqueeze(-1)).flatten(1)
+    (out @ out.T).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_rows_that_cannot_be_joined_end_the_run_in_one_line(tmp_path):
+    (tmp_path / "hides.py").write_text(HIDES)
+    run = Run(tmp_path, "-n", "2", "--sync", "local", "hides.py")
+    assert run.code == 2 and "Traceback" not in run.err
+    assert "\noars: the rows of rank 0 and rank 1 differ in shape and are to be joined (at hides.py:14): use" in run.err

@@ -214,7 +214,8 @@ class Apart:
                                           self.owed.rows, self.pace.worth(self.every), *pace]))
         at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
         if ctx.world.era != ctx.era:  # only where ranks are loose
-            if not same or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
+            gathering = place > NOTICE and bool((at == place).all())
+            if not (same or gathering) or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
                 return place == NOTICE and bool((at != NOTICE).any() or (told[:, 5] > ctx.record.steps).any())
             self._renew()
             if self.servers is not None:
@@ -324,6 +325,9 @@ class Apart:
     def _parted(self, told: np.ndarray) -> NoReturn:
         here, there = 0, int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
         names = [ctx.world.members[r] for r in (here, there)]
+        if told[here, 0] == told[there, 0] > NOTICE:
+            servers.refuse(f"the rows of rank {names[0]} and rank {names[1]} differ in shape and are to be joined (at "
+                           f"{site()}): use --sync allreduce", 2)
         print(f"oars: the ranks have parted: rank {names[0]} {PLACES[told[here, 0]]}, rank {names[1]} "
               f"{PLACES[told[there, 0]]}. While they train on their own each reads its own loss: let the script decide "
               "by what it reads in evaluation, or use --sync allreduce", file=sys.__stderr__, flush=True)
@@ -404,7 +408,7 @@ def _told(apart: Apart, place: int, collective: Callable) -> Callable:
     """A collective that ranks come to while they are apart: are they all there?"""
     def call(*args: Any, **kwargs: Any) -> Any:
         if ctx.apart and not apart.meeting:
-            apart.meet(place)
+            apart.meet(place, args[0].shape[1] if PLACES[place].endswith("(allgather_rows)") else -1)
         return collective(*args, **kwargs)
 
     return call

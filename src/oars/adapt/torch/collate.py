@@ -63,7 +63,36 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
     if not cut.rows:
         return every, NOTHING
+    if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):
+        return every, None
     return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)
+
+
+def _pads(collate_fn: Any, mine: Any, every: Any, cut: Cut) -> bool:
+    """Whether collating makes samples of different lengths fit each other, be they of one length in this batch.
+
+    Ranks that are apart do not ask later whether their rows are of one shape (``alike``): it has to be known now.
+    """
+    def differs(samples: list, whole: Any, of: Cut) -> bool:
+        return _compare(whole, collate_fn(copy.deepcopy(samples)), of) is None
+
+    try:
+        if any(differs([sample], every, cut._replace(first=cut.first + i, rows=1)) for i, sample in enumerate(mine)):
+            return True
+        pair = [_shorter(mine[0]), mine[0]]
+        return differs(pair[:1], collate_fn(copy.deepcopy(pair)), Cut([0, 1], (), 0, 1, False))
+    except Exception:  # the script's own code: it does not take samples of different lengths, or a single one
+        return False
+
+
+def _shorter(x: Any) -> Any:
+    """A sample whose sequences lack their last element."""
+    if isinstance(x, (torch.Tensor, np.ndarray)):
+        return x[:-1] if x.ndim and len(x) > 1 else x
+    if isinstance(x, list) and len(x) > 1 and all(isinstance(e, numbers.Number) for e in x):
+        return x[:-1]
+    parts = children(x)
+    return x if parts is None else _rebuilt(x, list(map(_shorter, parts)))
 
 
 def generators(x: Any, depth: int = 4) -> list:

@@ -2,10 +2,11 @@
 
 The sampler runs on every rank alike; its batches of indices are cut as they leave for the fetcher (in this process or
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
-batch: first batches are fetched whole and compared, later ones must agree in shape between ranks. If it pads, sorts or
-mixes, whole batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of
-a ``collate_fn`` that draws random numbers, of a dataset that writes files when it is read (a cache, filled on first
-use), of iterable datasets and of ``batch_size=None``, and what is read in a thread.
+batch: first batches are fetched whole and compared, later ones must agree in shape between ranks (for ranks that are
+apart, which ask nobody, it is tried on single samples at first). If it pads, sorts or mixes, whole batches are loaded
+from then on and cut where a model is called, as hand-made batches are. So are those of a ``collate_fn`` that draws
+random numbers, of a dataset that writes files when it is read (a cache, filled on first use), of iterable datasets and
+of ``batch_size=None``, and what is read in a thread.
 """
 
 from __future__ import annotations
