@@ -18,6 +18,19 @@ def batches(n=50, size=16):
 
 
 @scene
+def one_row_first():
+    """The first trace of a function has one row, which is not cut; it comes first of all scenes."""
+    model = mlp()
+
+    @tf.function
+    def total(x):
+        return tf.reduce_sum(model(x))
+
+    for n in (1, 6):
+        tell("total", total(table(n)[0]))
+
+
+@scene
 def pipeline():
     model = compiled(mlp())
     train(model, batches().map(lambda x, y: (x * 2, y)).prefetch(2), validation_data=batches(20))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from oars.adapt.meet import OWN, PART, WHOLE, meet
 from oars.engine.world import RankLost
@@ -27,8 +28,8 @@ _last: Any = None  # the model that was called last, and whether it was cut
 
 def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
     if not kept:
-        with tf.init_scope(), tf.device("CPU:0"):
-            kept.append(tf.Variable(value, trainable=False, dtype=tf.int32, name=name))
+        with tf.init_scope(), tf.device("CPU:0"):  # not by tf.Variable: a function may make none in a later trace
+            kept.append(ResourceVariable(value, trainable=False, dtype=tf.int32, name=name))
     return kept[0]
 
 
