@@ -55,6 +55,31 @@ def eager_loop():
     keep(model)
 
 
+class Unnamed(keras.Model):
+    """Weights that Keras does not know, and that all have one name."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = (6, 8), (8,), (8, 5), (5,), (5, 3), (3,)
+        self.own = [tf.Variable(tf.random.stateless_normal(shape, (1, i))) for i, shape in enumerate(shapes)]
+
+    def call(self, x):
+        for w, b in zip(self.own[::2], self.own[1::2], strict=True):
+            x = tf.tanh(x @ w + b)
+        return x
+
+
+@scene
+def weights_without_names():
+    model = Unnamed()
+    for x, y in batches(32):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x))
+        for w, g in zip(model.own, tape.gradient(loss, model.own), strict=True):
+            tell("norm", tf.norm(g))
+            w.assign_sub(0.1 * g)
+
+
 class Quick(keras.Model):
     """As in TensorFlow's quickstart: its call does not ask whether it trains."""
 

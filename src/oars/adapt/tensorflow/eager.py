@@ -77,10 +77,10 @@ class Call:
         self.given = {id(v._value): value for v, value in zip(self.variables, self.before, strict=True)}
         self._run(backend.StatelessScope(state_mapping=list(zip(self.variables, self.before, strict=True))))
 
-    def place(self, variable: Any) -> tuple[int, str]:
-        """Where among the model's variables this one is."""
+    def place(self, variable: Any) -> tuple[int, int]:
+        """Where among the model's variables this one is; those it does not know come in the order they were made in."""
         at = next((i for i, v in enumerate(self.variables) if v._value is variable), len(self.variables))
-        return at, variable.name
+        return at, int(variable._unique_id.rpartition("_")[2])
 
     def joined(self) -> list[Any]:
         """All ranks' rows of the outputs."""
