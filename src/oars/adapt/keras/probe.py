@@ -22,7 +22,7 @@ import numpy as np
 from oars.adapt.meet import meet
 
 ROWS = 4
-_MIXING = ("MixUp", "CutMix", "RandAugment", "AugMix", "RandomGaussianBlur")  # of Keras's own
+_MIXING = ("MixUp", "CutMix", "RandAugment", "AugMix", "RandomGaussianBlur", "RandomElasticTransform")  # Keras's own
 _FOREIGN = ("Lambda", "JaxLayer", "FlaxLayer", "TFSMLayer")  # Keras's own, of which nothing is known
 probing = False  # batch normalisation then takes no statistics of the batch
 drawn: list[tuple] = []  # shapes of what was drawn in the run
