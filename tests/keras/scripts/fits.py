@@ -301,6 +301,10 @@ class Own(keras.Model):
 def rows_that_meet():
     x, y = table()
     train(compiled(mlp(Mixes())), x, y)
+    for layer in (layers.Softmax(-2), layers.Softmax((0, 1)), layers.UnitNormalization(-2)):  # along the batch
+        tell("along", keras.Sequential([layers.Input((6,)), layer])(x[:9]))
+    steps = keras.Sequential([layers.Input((2, 3)), layers.TimeDistributed(layers.Softmax(-2))])
+    tell("steps", steps(x[:9].reshape(9, 2, 3)))
 
 
 @scene

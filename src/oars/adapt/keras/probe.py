@@ -38,7 +38,7 @@ def known_to_meet(model: Any) -> str:
             return f"{name} keeps a state for each row between batches"
         if layer.activity_regularizer is not None:
             return f"{name} has an activity regularizer, which sums over all rows"
-        if type(layer).__name__ in _MIXING or getattr(layer, "axis", None) == 0:
+        if type(layer).__name__ in _MIXING or _over_rows(layer):
             return f"{name} mixes rows, or draws for all of them at once"
         if _of_keras(layer) and (getattr(layer, "noise_shape", None) or (None,))[0] is not None:
             return f"{name} has a mask of {layer.noise_shape[0]} rows, whatever the batch has"
@@ -49,7 +49,20 @@ def must_be_tried(model: Any) -> bool:
     """Whether there is more in it than Keras's own layers."""
     return any(type(layer).__name__ in _FOREIGN or not _of_keras(layer)
                or any(not hasattr(op, "weights") for op in getattr(layer, "operations", ()))
+               or _over_rows(layer) is None
                for layer in model._flatten_layers())
+
+
+def _over_rows(layer: Any) -> bool | None:
+    """Whether the axis that a layer works along is the batch's; None where that cannot be said without trying."""
+    axis = getattr(layer, "axis", None)
+    if not _of_keras(layer):
+        return bool(isinstance(axis, int) and axis == 0)
+    axes = [a for a in (axis if isinstance(axis, (list, tuple)) else [axis]) if isinstance(a, (int, np.integer))]
+    ranks = {len(x.shape) for node in layer._inbound_nodes for x in node.input_tensors}
+    if 0 in axes or any(-rank in axes for rank in ranks):
+        return True
+    return None if not ranks and any(a < -1 for a in axes) else False
 
 
 def _of_keras(layer: Any) -> bool:
