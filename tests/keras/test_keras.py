@@ -30,13 +30,13 @@ SCENES = {
                   "eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras "
                   "example_of_a_loop whole_beside_cut restored_before_built files_of_images words_and_places "
                   "loss_of_each_row words_that_are_all_the_same words_for_numbers mirrored "
-                  "weights_without_names",
+                  "weights_without_names served",
     "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
 # Their bytes hold the last digits of every weight; the scripts load them and tell.
-LOADED = {".h5", ".keras", ".data-00000-of-00001", ".index"}
+LOADED = {".h5", ".keras", ".pb", ".data-00000-of-00001", ".index"}
 
 
 def _lines(run: Run) -> list[str]:

@@ -30,6 +30,45 @@ def one_row_first():
         tell("total", total(table(n)[0]))
 
 
+class Served(tf.Module):
+    """A function that has run on own rows, and is saved."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float32)])
+    def answer(self, x):
+        return self.model(x)
+
+
+@scene
+def served():
+    x, y = tf.constant(table(9)[0]), table(9)[1]
+    served = Served(mlp())
+    tell("before", served.answer(x))
+    tf.saved_model.save(served, "served")
+    tf.saved_model.save(served.model, "model")
+    loaded, model = tf.saved_model.load("served"), tf.saved_model.load("model")
+    tell("loaded", loaded.answer(x))
+    tell("loaded", model.signatures["serving_default"](x)["output_0"])
+    tell("after", served.answer(x))
+    concrete = tf.function(lambda x: served.model(x)).get_concrete_function(x)
+    print(sorted({op.type for op in concrete.graph.get_operations()}))
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, served.model(x))
+        for w, g in zip(served.model.weights, tape.gradient(loss, served.model.trainable_weights), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    for _ in range(2):
+        tell("loss", step.get_concrete_function(x, y)(x, y))
+    tell("loss", step(x, y))
+
+
 @scene
 def pipeline():
     model = compiled(mlp())

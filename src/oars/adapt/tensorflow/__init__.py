@@ -1,6 +1,6 @@
 """TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``), steps that
 are done again after a loss (``again``), files that TensorFlow writes by itself (``files``), pipelines that are read in
-parts (``reading``).
+parts (``reading``), functions that leave the script (``exported``).
 
 What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
 TensorFlow 1 are in ``sessions``.
@@ -29,7 +29,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     from oars.adapt.imports import when_imported
     from oars.adapt.meet import meet
     from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import again, eager, files, gradients, reading
+    from oars.adapt.tensorflow import again, eager, exported, files, gradients, reading
 
     meet.start(world, plan, record)
     files.install(tf)
@@ -37,6 +37,7 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
     eager.install()
     gradients.install()
     again.install()
+    exported.install()
     reading.install()
     when_imported("tf_keras", lambda _: record.notice(
         "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))

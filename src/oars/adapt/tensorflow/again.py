@@ -56,7 +56,7 @@ def install() -> None:
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     function = polymorphic_function.Function
-    plain = function.__call__
+    plain, trace = function.__call__, function.get_concrete_function
 
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def install() -> None:
             return plain(self, *args, **kwargs)
         if not _looked_at(self)[0]:  # its first step may be the one that is lost
             with contextlib.suppress(UnliftableError):  # then it is traced when it runs
-                self.get_concrete_function(*args, **kwargs)
+                trace(self, *args, **kwargs)
         traces, talks, variables = _looked_at(self)
         if not talks:
             return plain(self, *args, **kwargs)
@@ -89,10 +89,9 @@ def install() -> None:
 
 def _looked_at(function: Any) -> tuple[int, bool, list[Any]]:
     """How often a tf.function was traced, whether it has messages in it, and what it may change before the last."""
-    cache = function._function_cache
+    every = [c for c in function._function_cache.values() if not getattr(c.graph, "_oars_whole", False)]
     known = _known.get(function)
-    if known is None or known[0] != len(cache):
-        every = list(cache.values())
+    if known is None or known[0] != len(every):
         found = {id(v): v for concrete in every for v in _early(concrete.graph)}
         known = _known[function] = len(every), any(wire.talks(c.graph) for c in every), list(found.values())
     return known

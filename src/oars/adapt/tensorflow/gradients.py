@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import again, eager, wire
+from oars.adapt.tensorflow import again, eager, exported, wire
 from oars.engine.world import RankLost
 
 
 def exchanged(grads: Any, sources: Any) -> Any:
     """Gradients of ``sources`` averaged over ranks, in one message; coded, if they are weights' and no tape sees it."""
+    exported.asks_for_gradients()
     if meet.inside or meet.apart:
         return grads
     if not meet.calls:
