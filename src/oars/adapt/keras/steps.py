@@ -139,7 +139,7 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
 
     from oars.adapt.tensorflow import wire
 
-    module.model_supports_jit = lambda model: False  # XLA cannot call the host
+    _without_xla(module, trainer)
     make = trainer._make_function
 
     @functools.wraps(make)
@@ -160,6 +160,20 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
             return plain_apply(self, grads, trainable_variables)
 
     optimizer.apply = apply
+
+
+def _without_xla(module: Any, trainer: Any) -> None:
+    """XLA cannot call the host. A model that is compiled with it by its script is told of, for it draws otherwise."""
+    module.model_supports_jit = lambda model: False
+    plain = trainer.jit_compile
+
+    def choose(self: Any, value: Any) -> None:
+        if value:
+            meet.record.notice("compile(jit_compile=True) is left out: a graph that talks to other ranks cannot be "
+                               "XLA's; dropout and noise are TensorFlow's draws, and XLA's are others")
+        plain.fset(self, False)
+
+    trainer.jit_compile = property(plain.fget, choose)
 
 
 def _loaders_apart() -> None:
