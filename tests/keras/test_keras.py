@@ -30,7 +30,7 @@ SCENES = {
                   "eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras "
                   "example_of_a_loop whole_beside_cut restored_before_built files_of_images words_and_places "
                   "loss_of_each_row words_that_are_all_the_same words_for_numbers mirrored "
-                  "weights_without_names served",
+                  "weights_without_names served far_from_right",
     "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
