@@ -65,7 +65,8 @@ class Gradients:
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 return
             leaf.requires_grad_(True)  # hooks can only be put on leaves that want gradients; frozen ones may thaw
-        register_behind(leaf, self.touched.append)
+        with torch._C.DisableTorchFunction():  # while a run is played, this would come back as the script's hook
+            register_behind(leaf, self.touched.append)
         if not wanted:
             leaf.requires_grad_(False)
 
