@@ -1,6 +1,7 @@
 """Loops written by hand for TensorFlow, as in Keras's own guides."""
 
 import sys
+import tempfile
 
 import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
@@ -48,8 +49,9 @@ def served():
     served = Served(mlp())
     tell("before", served.answer(x))
     tf.saved_model.save(served, "served")
-    tf.saved_model.save(served.model, "model")
-    loaded, model = tf.saved_model.load("served"), tf.saved_model.load("model")
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(served.model, folder)
+        loaded, model = tf.saved_model.load("served"), tf.saved_model.load(folder)
     tell("loaded", loaded.answer(x))
     tell("loaded", model.signatures["serving_default"](x)["output_0"])
     tell("after", served.answer(x))

@@ -92,7 +92,7 @@ def install(tf: Any) -> None:
     saver = functional_saver.MultiDeviceSaver
     saver.save = first_rank_only(saver.save, _prefix)
     tf.compat.v1.train.Saver.save = first_rank_only(tf.compat.v1.train.Saver.save, _path)
-    tf.saved_model.save = saved_model.save = first_rank_only(saved_model.save)
+    tf.saved_model.save = saved_model.save = _to_folders(saved_model.save)
     for name in (*_FIRST, *(f"{name}_v2" for name in _FIRST), "atomic_write_string_to_file"):
         plain = getattr(file_io, name)
         changed = first_rank_only(plain)
@@ -110,6 +110,27 @@ def install(tf: Any) -> None:
     writer = event_file_writer.EventFileWriter
     plain = writer.__init__
     writer.__init__ = lambda self, logdir, *args, **kwargs: plain(self, _own(logdir), *args, **kwargs)
+
+
+def _to_folders(plain: Any) -> Any:
+    """The first rank saves, and so do those that were given another folder: a temporary one."""
+    shared = first_rank_only(plain)
+
+    @functools.wraps(plain)
+    def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        global acting
+        shared(obj, export_dir, *args, **kwargs)
+        if acting or threading.current_thread() is not threading.main_thread():
+            return
+        mine = os.fsdecode(export_dir)
+        if meet.world.broadcast(lambda: mine) != mine:
+            acting = True
+            try:
+                plain(obj, export_dir, *args, **kwargs)
+            finally:
+                acting = False
+
+    return save
 
 
 def _own(logdir: Any) -> Any:
