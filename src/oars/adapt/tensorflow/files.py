@@ -10,7 +10,8 @@ patched (on one rank: nothing)                  what it does on N ranks
 mkdir; exists, isdir, glob, listdir;            what is asked of files is one answer, and ranks decide alike
 ``tf.io.matching_files``
 ``tf.io.gfile.GFile``; in eager code            the overlay, as for ``open``
-``tf.io.read_file`` and ``write_file``
+``tf.io.read_file`` and ``write_file``;
+``tf.lite.Interpreter``
 ``tf.io.TFRecordWriter``                        the overlay; when it is closed, the others wait for the first rank
 ``Dataset.save``, ``Dataset.cache("file")``     the first rank's are real, the others' go to a temporary folder
 ``tf.compat.v1.Session``, ``iter`` of a         first the others wait for the first rank: TensorFlow reads its files,
@@ -107,6 +108,7 @@ def install(tf: Any) -> None:
     summary.create_summary_file_writer = _private(summary.create_summary_file_writer)
     # Of tensorboard only what writes by TensorFlow may know of it (see the overlay's patches).
     when_imported("tensorboard.compat", lambda compat: setattr(compat, "tf2", tf))
+    when_imported("tensorflow.lite.python.interpreter", lambda module: _interpreted(module.Interpreter))
     writer = event_file_writer.EventFileWriter
     plain = writer.__init__
     writer.__init__ = lambda self, logdir, *args, **kwargs: plain(self, _own(logdir), *args, **kwargs)
@@ -201,6 +203,16 @@ def _overlay(file: Any) -> None:
         plain(self, _moved(name, mode), mode, *args, **kwargs)
 
     file.__init__ = init
+
+
+def _interpreted(interpreter: Any) -> None:
+    plain = interpreter.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, model_path: Any = None, *args: Any, **kwargs: Any) -> None:
+        plain(self, _moved(model_path, "r"), *args, **kwargs)
+
+    interpreter.__init__ = init
 
 
 def _records(writer: Any) -> None:
