@@ -289,7 +289,7 @@ def _outlived(entry: Entry) -> None:
 def _wait(entry: Entry, results: list) -> None:
     """What a module gave may outlive the next step."""
     given: dict[int, Any] = {place: leaf for place, leaf in enumerate(results) if isinstance(leaf, torch.Tensor)}
-    if (entry.grad and ctx.world.survives and all(isinstance(leaf, Rows) for leaf in given.values())
+    if (entry.grad and ctx.world.survives and not ctx.alone and all(isinstance(leaf, Rows) for leaf in given.values())
             and any(leaf.local.requires_grad for leaf in given.values())
             and sum(leaf.numel() * leaf.element_size() for leaf in given.values()) <= _LARGE):
         waiting.append((entry, {place: perform(_without_graph, None, (leaf,), {}) for place, leaf in given.items()}))
