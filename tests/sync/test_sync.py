@@ -262,3 +262,53 @@ def test_rows_that_cannot_be_joined_end_the_run_in_one_line(tmp_path):
     run = Run(tmp_path, "-n", "2", "--sync", "local", "hides.py")
     assert run.code == 2 and "Traceback" not in run.err
     assert "\noars: the rows of rank 0 and rank 1 differ in shape and are to be joined (at hides.py:14): use" in run.err
+
+
+SEARCHES = """
+import gc, os
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+gc.disable()
+x = torch.randn(48, 6)
+y = (x.sum(1) > 0).long()
+
+def train(model, rate):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    if rate < 0.1:
+        optimizer.itself = optimizer
+    model.train()
+    for a, b in DataLoader(TensorDataset(x, y), 16, shuffle=True):
+        loss = F.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        return F.cross_entropy(model(x), y).item()
+
+for trial in range(3):
+    model = nn.Sequential(nn.Linear(6, 8 + trial), nn.BatchNorm1d(8 + trial), nn.ReLU(), nn.Linear(8 + trial, 2))
+    model.__dict__["itself"] = model
+    for _ in range(2):
+        train(model, 0.1 / (trial + 1))
+        print(evaluate(model), sum(p.sum().item() for p in model.parameters()))
+    train(model, 0.1)
+    del model
+    if os.getpid() % 2:
+        gc.collect()
+"""
+
+
+@pytest.mark.parametrize("sync", ["local", "gossip", "server"])
+def test_optimizers_that_a_script_has_dropped_count_and_may_be_gone_on_some_ranks_only(tmp_path, sync):
+    (tmp_path / "searches.py").write_text(SEARCHES)
+    run = Run(tmp_path, "-n", "3", "--sync", sync, "searches.py")
+    assert run.code == 0 and len(run.lines) == 6 and "learning rates" not in run.err, run.err
+    told = [path.read_text() for path in sorted(run.folder.glob("rank-*.log"))]
+    assert {text for text in told if text} == {"\n".join(run.lines) + "\n"}  # servers say nothing

@@ -1,5 +1,9 @@
 """Training loops with more than one backward, optimizer, model or gradient in a step."""
 
+import gc
+import os
+import weakref
+
 import torch
 import torch.nn.functional as F
 from scenes import keep, mlp, play, say, scene, table
@@ -173,6 +177,55 @@ def lbfgs_closure():
 
         say(opt.step(closure))
     keep(model)
+
+
+@scene
+def optimizers_come_and_go():
+    """One optimizer lies in memory where another was: on some ranks, and not on others."""
+    model, other = nn.Linear(6, 3), mlp()
+    gone = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=2)
+
+    def closure():
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    say(gone.step(closure))
+    there = id(gone)
+    del gone
+    gc.collect()
+    made = [object.__new__(torch.optim.SGD) for _ in range(5000)]
+    opt = next((o for o in made if (id(o) == there) == os.getpid() % 2), made[0])
+    opt.__init__(other.parameters(), lr=0.1)
+    for xb, yb in batches():
+        loss = F.cross_entropy(other(xb), yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model, other)
+
+
+@scene
+def what_is_dropped_is_gone():
+    """A search that makes a model for every trial must not hold them all."""
+    def trial():
+        model = mlp()
+        opt = torch.optim.Adam(model.parameters(), lr=0.05)
+        for xb, yb in batches():
+            out = model(xb)
+            loss = F.cross_entropy(out, yb)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            say((out.argmax(1) == yb).sum(), "right")
+        keep(model)
+        return weakref.ref(model), weakref.ref(opt)
+
+    made = [trial() for _ in range(3)]
+    gc.collect()
+    print([sum(ref() is not None for ref in refs) for refs in zip(*made, strict=True)])
 
 
 @scene

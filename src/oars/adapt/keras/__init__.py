@@ -91,10 +91,11 @@ def _moving_weights(keras: Any) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if self not in known:
             known.add(self)
-            ctx.optimizer_of.update({id(v.value): id(self) for v in trainable_variables or self._trainable_variables})
-        lineage.before_step(id(self))
+            for v in trainable_variables or self._trainable_variables:
+                ctx.optimizer_of[v.value] = ctx.number(self)
+        lineage.before_step(ctx.number(self))
         out = plain(self, grads, trainable_variables)
-        lineage.stepped(id(self))
+        lineage.stepped(ctx.number(self))
         return out
 
     optimizer.apply = apply

@@ -45,6 +45,7 @@ class Apart:
         self.every = plan["every"]
         self.exact, self.exchange = Exchange(world), exchange_by(world, plan["wire"])
         self.rounds: WeakKeyDictionary[Any, Round] = WeakKeyDictionary()
+        self.made = 0  # rounds
         self.model: Any = None  # the one that was trained last
         self.function: Any = None  # its train function
         self.start: Any = None  # its values after the last average
@@ -82,7 +83,8 @@ class Apart:
             model._symbolic_build(data_batch=batch)  # so that all variables are there
         self.start = state[0] if self.stateless else self._values()
         if model not in self.rounds:
-            self.rounds[model] = Round(len(self.rounds), self.exchange, self.exact, meet.plan["outer"])
+            self.made += 1
+            self.rounds[model] = Round(self.made, self.exchange, self.exact, meet.plan["outer"])
         if not self.steps and self.rounds[model].by_change:
             self.rounds[model].begin(_Flat(self.start[0]).buffer.view(np.uint8))
 

@@ -58,12 +58,12 @@ class Apart:
         if optimizer not in self._stands:
             self._stands[optimizer] = OfKeras(model.trainable_variables)
         stands = self._stands[optimizer]
-        ctx.optimizer_of.update({id(p): id(stands) for p in stands.weights})
+        ctx.optimizer_of.update({p: ctx.number(stands) for p in stands.weights})
         try:
             out = function(*args)
         finally:
             for p in stands.weights:  # a loop of the script's own steps without it
-                ctx.optimizer_of.pop(id(p), None)
+                ctx.optimizer_of.pop(p, None)
         stands.see(optimizer)
         ctx.together.stepped(stands)
         return out

@@ -89,6 +89,7 @@ class Apart:
         self.owed = gradients.owed = Owed()
         self.servers: servers.Servers | None = None
         self.rounds: WeakKeyDictionary[Optimizer, Round] = WeakKeyDictionary()  # in the order they were made
+        self.held: list[Optimizer] = []  # while apart: the script may drop them before their weights are averaged
         self.estimate, self.pace = Estimate(), Pace()
         self.made = 0  # optimizers
         self.moved = 0  # steps since all was averaged
@@ -134,6 +135,12 @@ class Apart:
     def part(self) -> None:
         """All weights are equal: from here on every rank is on its own."""
         self.parted = 0
+        while True:
+            try:
+                self._hold()
+                break
+            except RankLost:
+                lineage.renew()
         for optimizer in self.rounds:
             self._refuse_unfit(optimizer)
         if self.servers is not None:
@@ -152,7 +159,19 @@ class Apart:
         if self.servers is None and isinstance(optimizer, torch.optim.LBFGS):
             servers.refuse(f"--sync {ctx.plan['sync']} cannot step {type(optimizer).__name__}: use --sync allreduce", 2)
 
+    def _hold(self) -> None:
+        """Optimizers that the script has dropped go when Python finds them, on some ranks before others: what is gone
+        on one goes on all, and until the next average no other does."""
+        self.held.clear()
+        self.held.extend(self.rounds)
+        told = ctx.world.allgather([round_.number for round_ in self.rounds.values()])
+        for optimizer in self.held:
+            if any(self.rounds[optimizer].number not in of for of in told):
+                del self.rounds[optimizer]
+        self.held[:] = self.rounds
+
     def _unite(self) -> None:
+        self.held.clear()
         ctx.apart, wire.allreduce, wire.mean = False, _allreduce, _mean
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -291,7 +310,9 @@ class Apart:
             self.servers.bring_home()
         else:
             self._average_weights(rows)
-        rest = Weights(calls.moving_buffers())
+        moving = calls.moving_buffers()
+        of_all = set(moving).intersection(*ctx.world.allgather(list(moving)))
+        rest = Weights(list({id(b): b for number in sorted(of_all) for b in moving[number]}.values()))
         if rest.tensors:
             self._lay_in(self.exact, rest)
             self.exact.average(rest.layout.spans)
@@ -300,25 +321,30 @@ class Apart:
         self.moved = 0
         if self.talks is not None:
             self.talks.heard.clear()
+        self._hold()
 
     def _average_weights(self, rows: np.ndarray) -> None:
         steps = ctx.world.allgather({r.number: r.steps for r in self.rounds.values()})
         for optimizer, round_ in list(self.rounds.items()):
-            # One that the script has dropped goes when Python finds it, on some ranks before others.
             if all(round_.number in of for of in steps) and any(of[round_.number] for of in steps):
                 self._average(optimizer, rows)
 
-    def _rates(self) -> list:
+    def _rates(self) -> dict[int, list]:
         """Every optimizer's settings: learning rates and the like."""
-        return [[{k: v for k, v in group.items() if isinstance(v, (int, float, str, tuple))}
-                 for group in optimizer.param_groups] for optimizer in self.rounds]
+        return {round_.number: [{k: v for k, v in group.items() if isinstance(v, (int, float, str, tuple))}
+                                for group in optimizer.param_groups] for optimizer, round_ in self.rounds.items()}
 
     def _same_rates(self) -> None:
         """A schedule that goes by a rank's own loss: all take the first rank's."""
-        first = ctx.world.allgather(self._rates())[0]
-        for optimizer, groups in zip(self.rounds, first, strict=True):
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update(settings)
+        told = ctx.world.allgather(self._rates())
+        differ = {number for number, groups in told[0].items()
+                  if all(number in of for of in told) and any(of[number] != groups for of in told)}
+        if not differ:
+            return
+        for optimizer, round_ in self.rounds.items():
+            if round_.number in differ:
+                for group, settings in zip(optimizer.param_groups, told[0][round_.number], strict=True):
+                    group.update(settings)
         ctx.record.notice("the ranks' learning rates had come apart (a schedule goes by each rank's own loss): all "
                           "take the first rank's")
 
@@ -343,7 +369,7 @@ class Apart:
 
 
 def _trained(module: nn.Module) -> bool:
-    return any(id(p) in ctx.optimizer_of for p in module.parameters())
+    return any(p in ctx.optimizer_of for p in module.parameters())
 
 
 def _outermost(apart: Apart) -> bool:
@@ -383,6 +409,8 @@ def install(gradients: OwnGradients) -> Apart:
         if self not in apart.rounds:
             apart.made += 1
             apart.rounds[self] = Round(apart.made, apart.exchange, apart.exact, apart.outer)
+            if ctx.apart:
+                apart.held.append(self)
         add(self, group)
 
     nn.Module.__call__ = module_call  # type: ignore[method-assign]

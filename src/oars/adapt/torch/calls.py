@@ -12,6 +12,7 @@ A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -64,21 +65,25 @@ class Verdict:
 
 
 _verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
-_moving: WeakKeyDictionary[nn.Module, tuple[Any, list]] = WeakKeyDictionary()  # buffers that a call changes
+_moving: WeakKeyDictionary[nn.Module, tuple[Any, list, int]] = WeakKeyDictionary()  # buffers that a call changes
+_first_calls = itertools.count()
 _marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
 def forget() -> None:
     """What was found by tracing: ranks have joined, which have not seen it."""
+    global _first_calls
+    _first_calls = itertools.count()
     for known in (_verdicts, _moving, _draws):
         known.clear()
 
 
-def moving_buffers() -> list[torch.Tensor]:
-    """The numbers that models change by themselves when they are called: running statistics and the like."""
-    every = {id(b): b for _, moved in _moving.values() for b in moved if b.is_floating_point() or b.is_complex()}
-    return list(every.values())
+def moving_buffers() -> dict[int, list[torch.Tensor]]:
+    """The numbers that models change by themselves when they are called (running statistics and the like), for each
+    model, by the order of their first calls. One that the script has dropped is gone sooner on some ranks."""
+    return {number: [b for b in moved if b.is_floating_point() or b.is_complex()]
+            for _, moved, number in list(_moving.values())}
 
 
 def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +98,7 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     """A call that may be done again: what it changes in the module must not happen twice."""
     kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # Keras's models are told with each call whether it trains
-    known, moving = _moving.get(self, (None, []))
+    known, moving, number = _moving.get(self, (None, [], -1))
     every = known != kind
     buffers = _changeable(self) if every else moving
     before = [b.detach().clone() for b in buffers]
@@ -109,7 +114,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     elif every:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
-        _moving[self] = (kind, moved)
+        _moving[self] = (kind, moved, next(_first_calls) if number < 0 else number)
     return out
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
@@ -50,9 +52,11 @@ class Context:
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
-        self.optimizer_of: dict[int, int] = {}  # parameter (its id) -> optimizer (its id)
+        self.optimizer_of: Any = WeakTensorKeyDictionary()  # parameter -> its optimizer's number
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._numbered = 0
         self.moves = 0  # how often optimizers have changed weights
-        self.moved: dict[int, int] = {}  # optimizer (its id) -> the number of its last change
+        self.moved: dict[int, int] = {}  # optimizer (its number) -> when it last did so
         self.iterations = 0  # over loaders, begun so far
         self.handed: list[tuple[int, int, list]] = []  # for the ledger: iteration, batch, the samples' numbers
         self._nccl: Any = None
@@ -67,6 +71,13 @@ class Context:
 
             self._nccl = Nccl(self.world)
         return self._nccl
+
+    def number(self, optimizer: Any) -> int:
+        """Which optimizer this is: an address is used again, on one rank and not on another."""
+        if optimizer not in self._numbers:
+            self._numbered += 1
+            self._numbers[optimizer] = self._numbered
+        return self._numbers[optimizer]
 
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""

@@ -257,7 +257,7 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
 
 def _moved_on(entry: Entry) -> bool:
     """Whether weights that an operation used have been changed since by an optimizer."""
-    return any(ctx.moved.get(ctx.optimizer_of.get(id(p), 0), 0) > entry.moves for p in _weights(entry))
+    return any(ctx.moved.get(ctx.optimizer_of.get(p, 0), 0) > entry.moves for p in _weights(entry))
 
 
 def _weights(entry: Entry) -> Any:
@@ -306,7 +306,7 @@ def before_step(optimizer: int) -> None:
         entry, copies = waiting.popleft()
         if any(copy.local._version != copy.version for copy in copies.values()):  # the script has changed it since
             continue
-        if not any(ctx.optimizer_of.get(id(p)) == optimizer for before in _history(entry) for p in _weights(before)):
+        if not any(ctx.optimizer_of.get(p) == optimizer for before in _history(entry) for p in _weights(before)):
             waiting.append((entry, copies))
             continue
         with torch.no_grad():

@@ -15,11 +15,13 @@ from time import thread_time
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from oars.adapt.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 
-_params: list[torch.Tensor] = []
+_params: Any = WeakTensorKeyDictionary()  # all that optimizers step, in the order they came
+_kept: list[torch.Tensor] = []  # the same, where they are looked at when the script is over
 _of_a_batch: tuple[type, ...] = ()  # latents, found for each batch anew: own rows, whose gradients are not exchanged
 _loss: Any = None
 _norm_at = 0.0  # when the gradients' norm may be taken next, by this thread's processor time
@@ -38,14 +40,15 @@ def install(torch_: Any, gradients: Any) -> None:
     )
 
     times = ctx.record.times
-    ctx.record.weights = lambda: sum(p.numel() * max(4, p.element_size()) for p in _params if p.requires_grad)
+    keeps = bool(os.environ.get("OARS_DIGEST") or ctx.plan.get("stop_after"))
+    ctx.record.weights = lambda: sum(p.numel() * max(4, p.element_size()) for p in _params.keys() if p.requires_grad)
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         times.mark("other")
         if gradients is not None and lineage.waiting:
             if gradients.pending:
                 gradients.settle()  # while what they come from can be computed again
-            lineage.before_step(id(optimizer))
+            lineage.before_step(ctx.number(optimizer))
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         times.mark("update")
@@ -53,7 +56,7 @@ def install(torch_: Any, gradients: Any) -> None:
         if gradients is not None:
             gradients.stepped()
             loss = gradients.last_loss
-            lineage.stepped(id(optimizer))
+            lineage.stepped(ctx.number(optimizer))
         ctx.record.step(loss, ctx.samples, _rates(optimizer), _norm(optimizer))
         ctx.samples = 0
         if ctx.record.steps == ctx.plan.get("stop_after"):
@@ -76,9 +79,11 @@ def install(torch_: Any, gradients: Any) -> None:
         for p in self.param_groups[-1]["params"]:
             if isinstance(p, _of_a_batch):
                 continue
-            if not any(p is q for q in _params):
-                _params.append(p)
-            ctx.optimizer_of[id(p)] = id(self)
+            if p not in _params:
+                _params[p] = True
+                if keeps:
+                    _kept.append(p)
+            ctx.optimizer_of[p] = ctx.number(self)
             if gradients is not None:
                 gradients.track(p)
 
@@ -226,7 +231,7 @@ def _leave_weights() -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     import numpy as np
 
-    arrays = [p.detach().float().cpu().numpy() for p in _params]
+    arrays = [p.detach().float().cpu().numpy() for p in _kept]
     if ctx.record.voice:
         np.savez(ctx.record.folder / "weights.npz", *arrays)
     digest(arrays)
@@ -234,7 +239,7 @@ def _leave_weights() -> None:
 
 def digest(arrays: Any = None) -> None:
     """Write this rank's digest of all weights that optimizers have seen."""
-    arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _params]
+    arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _kept]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     path = ctx.record.folder / f"weights-digest-{_name()}.txt"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
