@@ -1,8 +1,8 @@
 """One clock: what a script's own code reads from ``time`` is the first rank's time, on every rank.
 
-``while time.time() - start < budget:`` must end at the same step everywhere. Libraries, threads, forked workers and
-what reads own samples get this process's own time: there ranks need not, and must not, wait for each other. While a
-script is played it does not sleep.
+``while time.time() - start < budget:`` must end at the same step everywhere. Libraries, threads, forked workers,
+what reads own samples and what the garbage collector calls get this process's own time: there ranks need not, and must
+not, wait for each other. While a script is played it does not sleep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_
 
 def install(world: Any) -> None:
     """Patch ``time``'s clocks; on one rank, only to record what they told (``oars.adapt.tape``)."""
-    pid, main = os.getpid(), threading.main_thread()
+    pid = os.getpid()
+    random.watch_collector()
 
     def agreed(name: str, clock: Any) -> Any:
         def one() -> Any:
@@ -33,7 +34,7 @@ def install(world: Any) -> None:
 
         @functools.wraps(clock)
         def read() -> Any:
-            if os.getpid() != pid or threading.current_thread() is not main or random.inside():
+            if os.getpid() != pid or not random.in_order() or random.inside():
                 return clock()
             return one() if tape.busy else tape.time(name, one)
 

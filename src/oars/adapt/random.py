@@ -16,9 +16,10 @@ patched (on one rank: nothing)                  what it does without a seed
 ``random.seed``, ``numpy.random.seed``          remember the script's seed, for the private streams
 =============================================== =====================================================================
 
-Names that must differ between processes (``tempfile``, multiprocessing's semaphores, keys and shared memory) stay
-truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells), and
-``torch.Generator().seed()``. String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
+What runs in the garbage collector (a script's ``__del__``) runs there on one rank and not on another, and gets true
+entropy as well. Names that must differ between processes (``tempfile``, multiprocessing's semaphores, keys and shared
+memory) stay truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells),
+and ``torch.Generator().seed()``. String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
 
 ``Private`` swaps the three global states for this rank's own, for what ranks must not share (augmentation).
 """
@@ -26,6 +27,7 @@ truly random. Not caught: a seed taken from the clock, which differs between ran
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import os
 import random
@@ -45,6 +47,7 @@ _seed = 0
 _rank = 0
 _script_seeds: dict[str, Any] = {}  # what the script itself last seeded "python" and "numpy" with
 _inside = 0  # depth of Private blocks
+_collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
 
@@ -112,8 +115,8 @@ class _Entropy:
         self._drawn = {"common": 0, "private": 0}
 
     def take(self, count: int) -> bytes:
-        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
-            return _true_urandom(count)  # no order between ranks here
+        if os.getpid() != self._pid or not in_order():
+            return _true_urandom(count)
         whose = "private" if _inside else "common"
         key = repr((whose, _seed, _rank if _inside else None, self._drawn[whose])).encode()
         self._drawn[whose] += 1
@@ -176,6 +179,22 @@ def _patch_python() -> None:
     os.urandom = for_scripts(os.urandom, _fresh)
     uuid.uuid1 = for_scripts(uuid.uuid1, lambda node=None, clock_seq=None: uuid.UUID(bytes=_fresh(16), version=1))
     uuid.uuid4 = for_scripts(uuid.uuid4, lambda: uuid.UUID(bytes=_fresh(16), version=4))
+
+
+def in_order() -> bool:
+    """Whether what runs now runs on every rank, behind and before the same: not so in threads, nor where the garbage
+    collector has come by."""
+    return threading.current_thread() is threading.main_thread() and not _collecting
+
+
+def watch_collector() -> None:
+    """Know when the garbage collector is at work."""
+    def note(phase: str, info: Any) -> None:
+        global _collecting
+        if threading.current_thread() is threading.main_thread():
+            _collecting = phase == "start"
+
+    gc.callbacks.append(note)
 
 
 def inside() -> bool:

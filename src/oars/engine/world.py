@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from oars.engine import Astray
 from oars.engine.board import Board
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
@@ -66,6 +67,7 @@ class World:
         self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
+        self.astray = ""  # why this rank is not where the others are, and must not meet them
         self.seconds = 0.0
         self.exchanged = 0  # bytes averaged so far
         self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
@@ -241,6 +243,8 @@ class World:
 
     def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True) -> Any:
         """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
+        if self.astray:
+            raise Astray(f"oars: {self.astray}")
         if adopted and self.adopted != self.era:
             raise RankLost
         began = perf_counter()

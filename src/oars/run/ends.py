@@ -15,6 +15,7 @@ from typing import Any
 
 from oars.adapt import files
 from oars.adapt.tape import Diverged, tape
+from oars.engine import Astray
 from oars.run.record import Record
 from oars.run.script import exit_code, print_error
 from oars.run.survive import Survivor
@@ -57,7 +58,10 @@ class Ends:
             self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
         sys.stderr.flush()
         start = os.fstat(2).st_size
-        print_error(error)
+        if isinstance(error, Astray):
+            print(error, file=sys.stderr)
+        else:
+            print_error(error)
         if os.getpid() != self.pid or isinstance(error, KeyboardInterrupt):
             return
         sys.stderr.flush()

@@ -178,7 +178,8 @@ def rank_environment(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
     paths = env.get("PYTHONPATH", "").split(os.pathsep)
     if source not in [*sys.path[1:], *paths]:
         env["PYTHONPATH"] = os.pathsep.join([source, *filter(None, paths)])
-    env.setdefault("PYTHONHASHSEED", str(plan["seed"] % 4294967295))  # sets iterate alike on all ranks
+    if env.get("PYTHONHASHSEED", "random") in ("random", ""):  # sets iterate alike on all ranks
+        env["PYTHONHASHSEED"] = str(plan["seed"] % 4294967295)
     if plan["ranks"] > 1 and "hosts" not in plan:  # else each rank finds its own host's number
         env.setdefault("OMP_NUM_THREADS", str(max(1, plan["cores"] // plan["ranks"])))
     if sys.stderr is not None and sys.stderr.isatty():

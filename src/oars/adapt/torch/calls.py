@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -34,6 +35,7 @@ from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class Trace:
@@ -64,7 +66,7 @@ class Verdict:
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
 
-_verdicts: WeakKeyDictionary[nn.Module, dict] = WeakKeyDictionary()
+_verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # of ranks together, and apart
 _moving: WeakKeyDictionary[nn.Module, tuple[Any, list, int]] = WeakKeyDictionary()  # buffers that a call changes
 _first_calls = itertools.count()
 _marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
@@ -103,7 +105,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     buffers = _changeable(self) if every else moving
     before = [b.detach().clone() for b in buffers]
     versions = [b._version for b in buffers] if every else []
-    counts = {v: v.calls for of in (_verdicts.get(self),) if of for v in of.values()}
+    counts = {v: v.calls for of in _verdicts.get(self, ()) for v in of.values()}
     try:
         out = _called(self, args, kwargs)
     except RankLost:
@@ -142,10 +144,14 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
-    key = (ctx.mode, ctx.apart, str(spec), tuple(_kind(leaf, offsets) for leaf in leaves))
-    of_module = _verdicts.get(self)
-    if of_module is None or len(of_module) > 100:  # numbers among the arguments are part of the key
-        of_module = _verdicts[self] = {}
+    form = str(spec)
+    if " at 0x" in form:  # a function in it, say, made for this call: its address may be another's, on some ranks
+        form = _ADDRESS.sub("", form)
+    key = (ctx.mode, form, tuple(_kind(leaf, offsets) for leaf in leaves))
+    # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
+    of_module = _verdicts.setdefault(self, ({}, {}))[ctx.apart]
+    if len(of_module) > 100:  # numbers among the arguments are part of the key
+        of_module.clear()
     verdict = of_module.get(key)
     if verdict is None:
         verdict = of_module[key] = Verdict()

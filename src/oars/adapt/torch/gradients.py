@@ -425,7 +425,7 @@ def _global_grad(of: Any, grad: Any) -> Any:
 
 def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
     """One flat message per dtype, over NCCL."""
-    for dtype in {g.dtype for g in gradients}:
+    for dtype in dict.fromkeys(g.dtype for g in gradients):  # a set's order is that of addresses
         some = [g for g in gradients if g.dtype == dtype]
         flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
         ctx.world.exchanged += flat.nbytes

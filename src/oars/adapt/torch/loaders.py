@@ -187,7 +187,13 @@ def _way(iterator: Any) -> tuple[str, Any]:
 
 def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
-    data = _read(self, _plain["__next__"](self))
+    try:
+        data = _read(self, _plain["__next__"](self))
+    except StopIteration:
+        raise
+    except Exception as error:
+        _unread(self, error)
+        raise
     if self._oars_apart:
         ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
         return data
@@ -204,6 +210,16 @@ def iter_next(self: Any) -> Any:
                           "every rank; computing is still split")
         ctx.samples += collate.length(data)
         return data
+
+
+def _unread(self: Any, error: Exception) -> None:
+    """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
+    should the script do so without it, the rows would be those of different batches."""
+    cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
+    if cut is not None and not (cut.whole or cut.uncut or ctx.apart):
+        why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
+        ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
+                            "without them, of which the other ranks do not know: leave them out of the data set")
 
 
 def _read(self: Any, data: Any) -> Any:

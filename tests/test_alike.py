@@ -1,0 +1,158 @@
+"""Ranks decide alike, whatever is theirs alone: addresses, the garbage collector's moments, hashes, bad samples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+
+
+def run(tmp_path: Path, script: str, *words: str) -> tuple[int, list[str], str]:
+    """The exit code, what each rank has printed, and what the command said."""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", "3", *words, "script.py"]
+    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=env)
+    logs = [path.read_text() for path in sorted((tmp_path / "oars-runs" / "it").glob("rank-*.log"))]
+    return done.returncode, logs, done.stderr
+
+
+BEGIN = """
+import gc, os, time, uuid
+from collections import defaultdict
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+torch.manual_seed(1)
+odd = os.getpid() % 2
+x = torch.randn(48, 6)
+y = (x.sum(1) > 0).long()
+"""
+
+COLLECTED = """
+gc.disable()
+
+class Net(nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch["x"])
+
+class Timer:
+    def __init__(self):
+        self.itself, self.began = self, time.time()
+
+    def __del__(self):
+        self.took, self.name = time.time() - self.began, uuid.uuid4()
+
+def named(rows, kept=[]):
+    batch = defaultdict(lambda: None, x=rows)
+    if odd:
+        kept.append(batch.default_factory)  # its address is not used again
+    return batch
+
+model = Net(6, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    for a, b in DataLoader(TensorDataset(x, y), 6, shuffle=True):
+        Timer()
+        if odd:
+            gc.collect()
+        loss = F.cross_entropy(model(named(a)), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert time.time() > 0
+    print(loss.item(), uuid.uuid4())
+"""
+
+
+def test_what_a_rank_has_freed_does_not_part_it_from_the_others(tmp_path):
+    code, logs, err = run(tmp_path, BEGIN + COLLECTED)
+    assert code == 0, err
+    assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 4
+
+
+NUMBERS = """
+class Net(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+model = Net(6, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(120):
+    model.train()
+    loss = F.cross_entropy(model(x, 1 + odd * i / 1000), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if i % 20 == 19:
+        model.eval()
+        with torch.no_grad():
+            print([F.cross_entropy(model(x, 1.0), y).item() for _ in range(3)])
+"""
+
+
+def test_how_ranks_on_their_own_have_called_a_model_does_not_count_where_they_meet(tmp_path):
+    code, logs, err = run(tmp_path, BEGIN + NUMBERS, "--sync", "local")
+    assert code == 0, err
+    assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 6
+
+
+UNREAD = """
+class Data(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        if i == 17:
+            raise ValueError("bad sample 17")
+        return x[i], y[i]
+
+model = nn.Linear(6, 2)
+batches = iter(DataLoader(Data(), 6, num_workers=WORKERS))
+for _ in range(8):
+    try:
+        a, b = next(batches)
+    except Exception:
+        continue
+    print(F.cross_entropy(model(a), b).item())
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_script_that_passes_over_samples_which_one_rank_cannot_read_ends_in_one_line(tmp_path, workers):
+    code, logs, err = run(tmp_path, BEGIN + UNREAD.replace("WORKERS", str(workers)))
+    assert code == 1 and "Traceback" not in err
+    assert "\noars: rank 2 could not read its samples (" in err and "sample 17), and the script goes on without" in err
+    assert len(logs[0].splitlines()) == 2
+
+
+def test_string_hashes_are_those_of_all_ranks_also_if_they_are_to_be_random(monkeypatch, tmp_path):
+    from oars.run.launch import rank_environment
+
+    plan = {"seed": 7, "ranks": 2, "cores": 2}
+    for asked, given in (("random", "7"), ("", "7"), ("3", "3")):
+        monkeypatch.setenv("PYTHONHASHSEED", asked)
+        assert rank_environment(tmp_path, plan)["PYTHONHASHSEED"] == given
+
+
+def test_gradients_of_several_precisions_cross_in_the_order_of_the_parameters(monkeypatch):
+    from oars.adapt.torch import gradients
+
+    sent: list[torch.dtype] = []
+    ctx = SimpleNamespace(size=1, world=SimpleNamespace(exchanged=0), nccl=lambda: SimpleNamespace(
+        allreduce=lambda flat: sent.append(flat.dtype) or flat))
+    monkeypatch.setattr(gradients, "ctx", ctx)
+    kinds = [torch.float16, torch.float64, torch.bfloat16, torch.float32]
+    for order in (kinds, kinds[::-1]):
+        sent.clear()
+        gradients._average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order])
+        assert sent == order
