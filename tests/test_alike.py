@@ -12,14 +12,14 @@ import pytest
 import torch
 
 SOURCE = str(Path(__file__).parents[1] / "src")
+ENV = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def run(tmp_path: Path, script: str, *words: str) -> tuple[int, list[str], str]:
     """The exit code, what each rank has printed, and what the command said."""
     (tmp_path / "script.py").write_text(script)
     command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", "3", *words, "script.py"]
-    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=env)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=ENV)
     logs = [path.read_text() for path in sorted((tmp_path / "oars-runs" / "it").glob("rank-*.log"))]
     return done.returncode, logs, done.stderr
 
@@ -156,3 +156,61 @@ def test_gradients_of_several_precisions_cross_in_the_order_of_the_parameters(mo
         sent.clear()
         gradients._average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order])
         assert sent == order
+
+
+DROPPED = """
+gc.disable()
+
+class Net(nn.Linear):
+    def forward(self, x):
+        self.__dict__["itself"], self.seen = self, x
+        return super().forward(x)
+
+for _ in range(3):
+    model = Net(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.itself = optimizer
+    for a, b in DataLoader(TensorDataset(x, y), 16):
+        loss = F.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(loss.item())
+    del model, optimizer
+    if odd:
+        gc.collect()
+raise SystemExit(3 * os.path.exists("stop"))
+"""
+
+
+def test_snapshots_hold_nothing_that_waits_for_the_garbage_collector(tmp_path):
+    (tmp_path / "stop").touch()
+    code, logs, err = run(tmp_path, BEGIN + DROPPED, "--snapshot", "2steps")
+    assert code == 3 and len(set(logs)) == 1 and len(logs[0].splitlines()) == 3, err
+    (tmp_path / "stop").unlink()
+    again = subprocess.run([sys.executable, "-m", "oars", "resume", "it"], cwd=tmp_path, capture_output=True, text=True,
+                           timeout=100, env=ENV)
+    assert again.returncode == 0, again.stderr
+
+
+IN_A_SET = """
+model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(8)])
+optimizer = torch.optim.Adam(list(set(model.parameters())), lr=0.01)
+for i in range(9):
+    model.train()
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if i % 3 == 2:
+        model.eval()
+        with torch.no_grad():
+            print(F.cross_entropy(model(x), y).item(), [p.sum().item() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize("sync", ["local", "gossip", "server"])
+def test_parameters_in_the_order_of_a_set_are_averaged_each_with_its_own(tmp_path, sync):
+    code, logs, err = run(tmp_path, BEGIN + IN_A_SET, "--sync", sync)
+    assert code == 0, err
+    assert len({log for log in logs if log}) == 1 and len(logs[0].splitlines()) == 3  # servers say nothing

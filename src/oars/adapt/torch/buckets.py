@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oars.adapt.torch.context import ctx
 from oars.exchange.allreduce import Exchange, Span
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -114,8 +115,10 @@ class Weights:
 
 
 def weights_of(optimizer: Any) -> list[torch.Tensor]:
-    """What an optimizer steps."""
-    return [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]
+    """What an optimizer steps, in the order in which all ranks came by it: a script may give it in a set's, which is
+    that of addresses."""
+    every = [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]
+    return sorted(every, key=ctx.serial)
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:

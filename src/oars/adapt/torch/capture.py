@@ -10,6 +10,7 @@ there from the beginning are not, nor is a large batch that has just been worked
 
 from __future__ import annotations
 
+import gc
 import os
 import site
 import sys
@@ -114,6 +115,12 @@ class Walk:
             self._visit(f"{name}{key}", inner, depth + 1)
 
 
+def living() -> Walk:
+    """What is there on every rank: not what the garbage collector has found on some, and will find on others."""
+    gc.collect()
+    return Walk()
+
+
 def _inside(value: Any) -> Any:
     """What a container, an object of the script's own classes, or a function of its own holds."""
     if isinstance(value, dict):
@@ -188,7 +195,7 @@ def remember() -> None:
 
 def to_be_differentiated() -> bool:
     """Whether a variable has a graph that no backward has gone through: a snapshot could not hold that."""
-    for tensor in Walk().variables.values():
+    for tensor in living().variables.values():
         node = getattr(tensor, "local", tensor).grad_fn
         if node is not None and _is_live(node):
             return True
@@ -238,9 +245,9 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     def put(value: Any, name: str) -> Any:
         return encode(value, blobs, name, convert)
 
-    walk = Walk()
+    walk = living()
     state: dict[str, Any] = {"tensors": {name: put(t.detach(), name) for name, (t, _, _) in walk.tensors.items()}}
-    room = MOST + sum(b.data.nbytes for b in blobs)
+    room = MOST + sum(t.nbytes for t, _, _ in walk.tensors.values())  # (only the voice has copies)
     state["left out"] = []
     variables = {}
     state["rows"] = {name: t.dim_ for name, t in walk.variables.items() if isinstance(t, rows.Rows)}
@@ -317,7 +324,7 @@ def put_back(state: dict[str, Any], blobs: list[Blob]) -> None:
     def get(value: Any) -> Any:
         return decode(value, blobs, build)
 
-    walk = Walk()
+    walk = living()
     for name, coded in state["tensors"].items():
         _put_tensor(name, get(coded), walk)
     for name, coded in state["variables"].items():

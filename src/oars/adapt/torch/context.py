@@ -7,6 +7,7 @@ threads, one at a time), so plain attributes are enough.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,6 +53,7 @@ class Context:
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
+        self.serial: Callable[[torch.Tensor], int] = lambda leaf: 0  # in which order leaves came; set by gradients.py
         self.optimizer_of: Any = WeakTensorKeyDictionary()  # parameter -> its optimizer's number
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._numbered = 0

@@ -463,7 +463,7 @@ class _Watched:
 
 def install(gradients: Gradients) -> None:
     """Patch backward and grad, and watch every parameter from its making."""
-    lineage.arrived = gradients.arrived
+    lineage.arrived, ctx.serial = gradients.arrived, lambda leaf: gradients.serials.get(id(leaf), (0,))[0]
     ctx.record.polls = True
     rows_.enter = gradients.enter
     torch.autograd.backward = gradients.backward  # type: ignore[assignment]

@@ -119,7 +119,7 @@ class Growth:
         """All ranks, having taken ``snapshot`` at this boundary (empty: they could not): let the new ones in."""
         world, began = ctx.world, time.time()
         self._answer = {"failed": "no snapshot could be taken" if not snapshot else "the rank that started them died"}
-        carried = [tensor for tensor in capture.Walk().variables.values() if isinstance(tensor, rows.Rows)]
+        carried = [tensor for tensor in capture.living().variables.values() if isinstance(tensor, rows.Rows)]
         for tensor in carried:  # the new ranks have it whole, and nothing that it was made of
             lineage.begin_anew(tensor, rows.whole(tensor, "growing").detach())
         world.patient, patient = True, world.patient
