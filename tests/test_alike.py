@@ -214,3 +214,31 @@ def test_parameters_in_the_order_of_a_set_are_averaged_each_with_its_own(tmp_pat
     code, logs, err = run(tmp_path, BEGIN + IN_A_SET, "--sync", sync)
     assert code == 0, err
     assert len({log for log in logs if log}) == 1 and len(logs[0].splitlines()) == 3  # servers say nothing
+
+
+LISTS = """
+from pathlib import Path
+
+for i in range(40):
+    Path("there", f"new {i * 7919 % 1000}").touch()
+    Path("there", f"old {i}").unlink(missing_ok=i % 2)
+Path("there", "old 41").rename(Path("there", "another"))
+Path("made").mkdir()
+for i in range(40):
+    Path("made", f"{i * 7919 % 1000}").touch()
+Path("made").rename("moved")
+for folder in ("there", "moved"):
+    print(os.listdir(folder), [p.name for p in Path(folder).iterdir()], os.listdir(folder.encode())[:3])
+"""
+
+
+def test_folders_are_listed_in_one_order(tmp_path):
+    (tmp_path / "there").mkdir()
+    for i in range(60):
+        (tmp_path / "there" / f"old {i}").touch()
+    before = os.listdir(tmp_path / "there")
+    code, logs, err = run(tmp_path, BEGIN + LISTS)
+    assert code == 0, err
+    assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 2
+    left = [name for name in before if int(name[4:]) > 39 and name != "old 41"]
+    assert logs[0].startswith(str(left)[:-1] + ", 'another', 'new ")  # what was there is where it was

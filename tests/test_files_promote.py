@@ -372,7 +372,7 @@ def test_what_the_survivor_was_ahead_with_becomes_real(tmp_path: Path, place: Pa
         os.remove("old.txt"); os.mkdir("old.txt"); open("old.txt/in", "w"); open("twin1", "w").write("other"); open("old/new", "w").write("x")
         os.rename("link", "renamed/link"); os.chmod("renamed", 0o700); os.mkdir("twice"); open("twice/a", "w"); os.rename("twice", "thrice"); os.mkdir("twice")
         promote()
-        print(sorted(os.listdir(".")), sorted(os.listdir("empty")), open("twin2").read(), os.listdir("renamed"), os.stat("renamed").st_mode)
+        print(sorted(os.listdir(".")), sorted(os.listdir("empty")), open("twin2").read(), sorted(os.listdir("renamed")), os.stat("renamed").st_mode)
     """
 
     def prepared(folder: Path) -> None:

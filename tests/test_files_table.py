@@ -110,7 +110,7 @@ CASES = {
         import os
         from pathlib import Path
         home = os.getcwd(); os.makedirs("out/in"); os.chdir("out"); lag("others")
-        open("x", "w").write("x"); print(os.getcwd(), os.listdir(), os.listdir("in"), Path("x").resolve(), Path.cwd())
+        open("x", "w").write("x"); print(os.getcwd(), sorted(os.listdir()), os.listdir("in"), Path("x").resolve(), Path.cwd())
         print(open("../old.txt").read(), os.path.abspath("x"), os.path.exists(home + "/out/x"))
         os.chdir("in"); print(os.getcwd(), os.path.exists("../x")); open("../y", "w").write("y")
         os.chdir("../.."); print(os.getcwd() == home, sorted(os.listdir("out")))

@@ -14,8 +14,10 @@ patched                                         on the voice                    
 link symlink truncate``
 ``os.chmod chown lchown utime setxattr          -                                    overlay
 removexattr``
-``os.stat lstat access readlink listdir         -                                    view
-scandir statvfs getxattr listxattr``
+``os.stat lstat access readlink statvfs         -                                    view
+getxattr listxattr``
+``os.listdir scandir``                          what the run has made comes last,    view
+                                                by name: elsewhere it lies elsewhere
 ``os.chdir fchdir getcwd getcwdb``              -                                    can enter its folders
 ``tempfile`` (names it invents itself)          -                                    real files, removed at the end
 ``shutil.rmtree``                               goes by names, not descriptors       goes by names, not descriptors

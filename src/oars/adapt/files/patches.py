@@ -94,8 +94,23 @@ def _voice_functions(voice: Voice) -> dict[Any, Any]:
     def opener(path: Any, flags: int) -> int:
         return os_open(path, flags, 0o666)
 
-    swaps[real.open] = os_open
-    swaps[real.open_file] = open_file
+    @functools.wraps(real.listdir)
+    def listdir(path: Any = None) -> Any:
+        names = real.listdir(path)
+        if isinstance(path, int):
+            return names
+        listed = voice.listed("." if path is None else path, list(map(os.fsdecode, names)))
+        return list(map(os.fsencode, listed)) if isinstance(path, bytes) else listed
+
+    @functools.wraps(real.scandir)
+    def scandir(path: Any = None) -> Any:
+        if isinstance(path, int):
+            return real.scandir(path)
+        with real.scandir(path) as entries:
+            found = {os.fsdecode(entry.name): entry for entry in entries}
+        return Entries(found[name] for name in voice.listed("." if path is None else path, list(found)))
+
+    swaps.update({real.open: os_open, real.open_file: open_file, real.listdir: listdir, real.scandir: scandir})
     return swaps
 
 
@@ -191,14 +206,14 @@ def _listers(overlay: Overlay) -> dict[Any, Any]:
     @functools.wraps(os.listdir)
     def listdir(path: Any = None) -> Any:
         if _then or isinstance(path, int):
-            return real.listdir(path)
+            return _then.get(real.listdir, real.listdir)(path)
         found = overlay.names("." if path is None else path)
         return [os.fsencode(name) for name in found] if isinstance(path, bytes) else list(found)
 
     @functools.wraps(os.scandir)
     def scandir(path: Any = None) -> Any:
         if _then or isinstance(path, int):
-            return real.scandir(path)
+            return _then.get(real.scandir, real.scandir)(path)
         base = os.fspath("." if path is None else path)
         found = overlay.names(base)
         if isinstance(base, bytes):

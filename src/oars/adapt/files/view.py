@@ -130,7 +130,7 @@ class View:
             if state in (LOWER, KEPT):
                 self._merge(where.rstrip("/"), state, found)
             if not self.news():
-                return found
+                return found if state not in (NEW, PURE) else dict(sorted(found.items()))
 
     def _merge(self, where: str, state: int, found: dict[str, os.DirEntry[str] | None]) -> None:
         """Undo the voice's changes in the folder ``where`` and apply our own."""
@@ -144,7 +144,7 @@ class View:
                 found.pop(name, None)
             else:
                 found[name] = None
-        for name, own in self._mine.get(where, _NOTHING).items():
+        for name, own in sorted(self._mine.get(where, _NOTHING).items()):  # in the voice's order (``Voice.listed``)
             if own == GONE:
                 found.pop(name, None)
             elif own not in _REAL:
@@ -323,7 +323,8 @@ class View:
         """The voice that goes on where the one whose ledger this is has stopped."""
         self.news()
         voice = Voice(self.token, self.shared_dir, self.ledger, self.through, self.pid)
-        voice.succeed(f"{folder}/{name}" for folder, names in self._before.items() for name in names)
+        voice.succeed({f"{folder}/{name}": kept is not None for folder, names in self._before.items()
+                       for name, kept in names.items()})
         return voice
 
     def act_as(self, voice: Voice) -> None:

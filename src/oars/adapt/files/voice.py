@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,18 +42,29 @@ class Voice:
         self._kept = shared_dir + "/kept"
         self._ledger = ledger
         self._through = through
-        self._seen: set[str] = set()
+        self._seen: dict[str, bool] = {}  # what the run has changed -> whether it was there before
         self._linked: set[tuple[int, int]] = set()  # inodes that live in kept/ too
         self._real_dirs: dict[str, str] = {}
         self._pid = pid
         real.makedirs(self._kept, exist_ok=True)
         self._gate = Gate(shared_dir + "/gate", self._heed, forked=True)
 
-    def succeed(self, seen: Iterable[str]) -> None:
-        """Go on where another voice stopped, which had written down the paths ``seen``."""
+    def succeed(self, seen: Mapping[str, bool]) -> None:
+        """Go on where another voice stopped, which had written down the paths ``seen``, and which were there before."""
         self._seen.update(seen)
         with real.scandir(self._kept) as kept:
             self._linked.update((there.st_dev, there.st_ino) for there in (_lstat(e.path) for e in kept) if there)
+
+    def listed(self, path: Any, names: list[str]) -> list[str]:
+        """What a folder holds, in the order in which other ranks list it: what was there before the run as the file
+        system has it, then by name what the run has made. Where that lies in a folder is chance."""
+        self._heed()
+        folder = real.realpath(os.fsdecode(path)).rstrip("/")
+        if not self._seen or (folder + "/").startswith(self._through):
+            return names
+        if any(folder[:end] in self._seen for end in (*_slashes(folder), len(folder))):
+            return sorted(names)
+        return sorted(names, key=lambda name: "" if self._seen.get(f"{folder}/{name}", True) else name)
 
     def opening(self, path: Any, flags: int) -> None:
         """``os.open(path, flags)`` comes next; nothing to do unless it may write."""
@@ -172,7 +183,7 @@ class Voice:
         if self._ledger.grew():  # a forked child of this rank writes here too
             for path, kept in self._ledger.read():
                 if path:
-                    self._seen.add(path)
+                    self._seen.setdefault(path, kept is not None)
                 elif kept != self._token:
                     self._end()
 
@@ -188,7 +199,7 @@ class Voice:
         notes = [(where, kept) for where, kept in notes if not self._known(where)]
         if notes:
             self._ledger.append(*notes)
-            self._seen.update(where for where, _ in notes)
+            self._seen.update((where, kept is not None) for where, kept in notes)
 
     def _new_name(self) -> str:
         return f"{self._token}-{os.getpid()}-{next(_numbers)}"
@@ -292,3 +303,7 @@ def _lstat(path: str) -> os.stat_result | None:
         return real.lstat(path)
     except OSError:
         return None
+
+
+def _slashes(path: str) -> list[int]:
+    return [i for i, letter in enumerate(path) if letter == "/"]
