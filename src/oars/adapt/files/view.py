@@ -393,13 +393,13 @@ class Entry:
 class Entries:
     """The iterator and context manager that ``os.scandir`` returns."""
 
-    def __init__(self, entries: Iterator[Entry]) -> None:
+    def __init__(self, entries: Iterator[Any]) -> None:
         self._entries = entries
 
     def __iter__(self) -> Entries:
         return self
 
-    def __next__(self) -> Entry:
+    def __next__(self) -> Any:
         return next(self._entries)
 
     def __enter__(self) -> Entries:
