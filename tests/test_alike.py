@@ -242,3 +242,46 @@ def test_folders_are_listed_in_one_order(tmp_path):
     assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 2
     left = [name for name in before if int(name[4:]) > 39 and name != "old 41"]
     assert logs[0].startswith(str(left)[:-1] + ", 'another', 'new ")  # what was there is where it was
+
+
+MOVING = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+        for name in ("often", "late", "other"):
+            self.register_buffer(name, torch.zeros(6))
+        self.register_buffer("fixed", torch.full((6,), 0.1))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.often.lerp_(x.mean(0), 0.1)
+                self.other = self.other * 0.9 + x.mean(0) * 0.1
+                if len(seen) > 2:
+                    self.late.copy_(x.mean(0))
+        return super().forward(x - self.often - self.late - self.other + self.fixed)
+
+model, seen = Net(), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for a, b in DataLoader(TensorDataset(x, y), 8):
+    model.train()
+    loss = F.cross_entropy(model(a), b)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(a)
+    seen.append(0)
+for a, b in DataLoader(TensorDataset(x, y), 8):
+    with torch.no_grad():
+        print(F.cross_entropy(model(a), b).item())
+print([(name, value.tolist()) for name, value in model.named_buffers()])
+"""
+
+
+def test_buffers_that_models_change_now_and_then_are_averaged_where_ranks_meet(tmp_path):
+    code, logs, err = run(tmp_path, BEGIN + MOVING, "--sync", "local")
+    assert code == 0, err
+    assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 7
+    assert f"('fixed', {torch.full((6,), 0.1).tolist()})" in logs[0]

@@ -311,8 +311,10 @@ class Apart:
         else:
             self._average_weights(rows)
         moving = calls.moving_buffers()
-        of_all = set(moving).intersection(*ctx.world.allgather(list(moving)))
-        rest = Weights(list({id(b): b for number in sorted(of_all) for b in moving[number]}.values()))
+        told = ctx.world.allgather({number: moved for number, (_, moved) in moving.items()})
+        of_all = sorted(set(moving).intersection(*told))
+        rest = Weights(list({id(b): b for number in of_all for i, b in enumerate(moving[number][0])
+                             if any(i in of[number] for of in told)}.values()))
         if rest.tensors:
             self._lay_in(self.exact, rest)
             self.exact.average(rest.layout.spans)

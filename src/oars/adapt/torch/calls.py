@@ -66,8 +66,31 @@ class Verdict:
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
 
+class Moving:
+    """The buffers that a module's calls change: in calls of one ``kind``, and in any so far."""
+
+    def __init__(self) -> None:
+        self.number = next(_first_calls)
+        self.kind: Any = None
+        self.buffers: list[torch.Tensor] = []
+        self._known: dict[int, tuple[torch.Tensor, int]] = {}  # all there are, by their ids; their versions at first
+        self._ever: dict[int, torch.Tensor] = {}
+
+    def see(self, kind: Any, buffers: list, versions: list[int], moved: list) -> None:
+        """What moved in a call of another kind than before."""
+        self.kind, self.buffers = kind, moved
+        before = self._known or {id(b): (b, v) for b, v in zip(buffers, versions, strict=True)}
+        self._known = {id(b): before.get(id(b), (b, -1)) for b in buffers}  # -1: in the place of another
+        self._ever = {id(b): b for b in (*self._ever.values(), *moved) if id(b) in self._known}
+
+    def has_moved(self, buffer: torch.Tensor) -> bool:
+        """Whether any call has changed it, if only a later one than the first of its kind, or has put it in the place
+        of another."""
+        return id(buffer) in self._ever or self._known.get(id(buffer), (None, -1))[1] != buffer._version
+
+
 _verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # of ranks together, and apart
-_moving: WeakKeyDictionary[nn.Module, tuple[Any, list, int]] = WeakKeyDictionary()  # buffers that a call changes
+_moving: WeakKeyDictionary[nn.Module, Moving] = WeakKeyDictionary()
 _first_calls = itertools.count()
 _marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
@@ -81,11 +104,15 @@ def forget() -> None:
         known.clear()
 
 
-def moving_buffers() -> dict[int, list[torch.Tensor]]:
-    """The numbers that models change by themselves when they are called (running statistics and the like), for each
-    model, by the order of their first calls. One that the script has dropped is gone sooner on some ranks."""
-    return {number: [b for b in moved if b.is_floating_point() or b.is_complex()]
-            for _, moved, number in list(_moving.values())}
+def moving_buffers() -> dict[int, tuple[list[torch.Tensor], list[int]]]:
+    """The numbers that models may change by themselves when they are called (running statistics and the like), and
+    which of them have changed here: for each model, by the order of their first calls. One that the script has dropped
+    is gone sooner on some ranks."""
+    found = {}
+    for module, moving in list(_moving.items()):
+        buffers = [b for b in _changeable(module) if b.is_floating_point() or b.is_complex()]
+        found[moving.number] = buffers, [i for i, b in enumerate(buffers) if moving.has_moved(b)]
+    return found
 
 
 def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -100,9 +127,9 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     """A call that may be done again: what it changes in the module must not happen twice."""
     kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # Keras's models are told with each call whether it trains
-    known, moving, number = _moving.get(self, (None, [], -1))
-    every = known != kind
-    buffers = _changeable(self) if every else moving
+    moving = _moving.get(self)
+    every = moving is None or moving.kind != kind
+    buffers = moving.buffers if moving is not None and not every else _changeable(self)
     before = [b.detach().clone() for b in buffers]
     versions = [b._version for b in buffers] if every else []
     counts = {v: v.calls for of in _verdicts.get(self, ()) for v in of.values()}
@@ -116,7 +143,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     elif every:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
-        _moving[self] = (kind, moved, next(_first_calls) if number < 0 else number)
+        _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
     return out
 
 
