@@ -207,9 +207,9 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
 
 GONE = """
 import sys
-for line in ("import tensorflow.contrib.slim", "from tensorflow.contrib import seq2seq", "tf.contrib.layers.conv2d(1)",
+for line in ("import tensorflow.contrib.tpu", "from tensorflow.contrib import crf", "tf.contrib.layers.conv3d(1)",
              "from tensorflow.contrib.rnn import ConvLSTMCell", "tf.estimator.Estimator(1)",
-             "tf.layers.batch_normalization(1, renorm=True)"):
+             "tf.layers.batch_normalization(1, renorm=True)", "tf.keras.Sequential().compile('sgd')"):
     try:
         exec("import tensorflow as tf\\n" + line)
     except SystemExit as end:
@@ -227,9 +227,22 @@ def test_what_is_gone_and_processes_started_by_hand_are_refused_in_one_line(tmp_
     told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
     lines = [line for line in told.splitlines() if line.startswith("oars: tf.")]
     names = [line.split()[1] for line in lines]
-    assert names == ["tf.contrib.slim", "tf.contrib.seq2seq", "tf.contrib.layers.conv2d", "tf.contrib.rnn.ConvLSTMCell",
+    assert names == ["tf.contrib.tpu", "tf.contrib.crf", "tf.contrib.layers.conv3d", "tf.contrib.rnn.ConvLSTMCell",
                      "tf.estimator.Estimator", "tf.layers.batch_normalization", "tf.train.Server"]
+    assert "leave --tf1 out" in told
     assert "Traceback" not in told
+
+
+def test_what_there_is_of_contrib_is_made_of_layers(tmp_path):
+    run = Run([*oars(2), "--tf1", str(HERE / "scripts" / "contrib.py")], tmp_path / "run", **QUIET)
+    assert run.code == 0, str(run)
+    normal = "BatchNorm/beta BatchNorm/moving_mean BatchNorm/moving_variance"
+    assert run.out[1].replace(":0", "") == " ".join(
+        ["Conv/weights", *(f"Conv/{name}" for name in normal.split()),
+         "up/weights", *(f"up/{name}" for name in normal.split()), "out/weights", "out/biases"])
+    assert run.out[2] == "[[1, 2, 3, 0], [4, 5, 6, 4], [7, 1, 8, 2]] 9 [[4, 0, 0, 0]]"
+    told = "".join(path.read_text() for path in run.folder.glob("oars-runs/*/events.jsonl"))
+    assert "not cut" not in told
 
 
 def test_other_ways_of_keeping_together_are_refused_in_one_line(tmp_path):
