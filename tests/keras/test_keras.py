@@ -30,7 +30,7 @@ SCENES = {
                   "eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras "
                   "example_of_a_loop whole_beside_cut restored_before_built files_of_images words_and_places "
                   "loss_of_each_row words_that_are_all_the_same words_for_numbers mirrored "
-                  "weights_without_names served far_from_right",
+                  "weights_without_names served far_from_right loops_in_a_graph",
     "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
@@ -87,7 +87,8 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         assert sorted(counts) == {2: [75, 78], 3: [48, 48, 57]}[n]
         (events,) = run.folder.glob("oars-runs/*/events.jsonl")
         assert re.findall(r"whole on every rank, no faster: ([\w ]+)", events.read_text()) == [
-            "its rows depend on each other", "in placed_2", "its result has a EagerTensor of "]
+            "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
+            "it is called in a loop or a branch of a graph that gradients go through"]
 
 
 NORMALISED = """
