@@ -30,7 +30,7 @@ SCENES = {
                   "eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras "
                   "example_of_a_loop whole_beside_cut restored_before_built files_of_images words_and_places "
                   "loss_of_each_row words_that_are_all_the_same words_for_numbers mirrored "
-                  "weights_without_names served far_from_right",
+                  "weights_without_names served far_from_right loops_in_a_graph",
     "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
     "torch": "",
 }
@@ -87,7 +87,8 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         assert sorted(counts) == {2: [75, 78], 3: [48, 48, 57]}[n]
         (events,) = run.folder.glob("oars-runs/*/events.jsonl")
         assert re.findall(r"whole on every rank, no faster: ([\w ]+)", events.read_text()) == [
-            "its rows depend on each other", "in placed_2", "its result has a EagerTensor of "]
+            "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
+            "it is called in a loop or a branch of a graph that gradients go through"]
 
 
 NORMALISED = """
@@ -207,9 +208,9 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
 
 GONE = """
 import sys
-for line in ("import tensorflow.contrib.slim", "from tensorflow.contrib import seq2seq", "tf.contrib.layers.conv2d(1)",
+for line in ("import tensorflow.contrib.tpu", "from tensorflow.contrib import crf", "tf.contrib.layers.conv3d(1)",
              "from tensorflow.contrib.rnn import ConvLSTMCell", "tf.estimator.Estimator(1)",
-             "tf.layers.batch_normalization(1, renorm=True)"):
+             "tf.layers.batch_normalization(1, renorm=True)", "tf.keras.Sequential().compile('sgd')"):
     try:
         exec("import tensorflow as tf\\n" + line)
     except SystemExit as end:
@@ -227,9 +228,22 @@ def test_what_is_gone_and_processes_started_by_hand_are_refused_in_one_line(tmp_
     told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
     lines = [line for line in told.splitlines() if line.startswith("oars: tf.")]
     names = [line.split()[1] for line in lines]
-    assert names == ["tf.contrib.slim", "tf.contrib.seq2seq", "tf.contrib.layers.conv2d", "tf.contrib.rnn.ConvLSTMCell",
+    assert names == ["tf.contrib.tpu", "tf.contrib.crf", "tf.contrib.layers.conv3d", "tf.contrib.rnn.ConvLSTMCell",
                      "tf.estimator.Estimator", "tf.layers.batch_normalization", "tf.train.Server"]
+    assert "leave --tf1 out" in told
     assert "Traceback" not in told
+
+
+def test_what_there_is_of_contrib_is_made_of_layers(tmp_path):
+    run = Run([*oars(2), "--tf1", str(HERE / "scripts" / "contrib.py")], tmp_path / "run", **QUIET)
+    assert run.code == 0, str(run)
+    normal = "BatchNorm/beta BatchNorm/moving_mean BatchNorm/moving_variance"
+    assert run.out[1].replace(":0", "") == " ".join(
+        ["Conv/weights", *(f"Conv/{name}" for name in normal.split()),
+         "up/weights", *(f"up/{name}" for name in normal.split()), "out/weights", "out/biases"])
+    assert run.out[2] == "[[1, 2, 3, 0], [4, 5, 6, 4], [7, 1, 8, 2]] 9 [[4, 0, 0, 0]]"
+    told = "".join(path.read_text() for path in run.folder.glob("oars-runs/*/events.jsonl"))
+    assert "not cut" not in told
 
 
 def test_other_ways_of_keeping_together_are_refused_in_one_line(tmp_path):

@@ -1,6 +1,6 @@
 """A script of 2016: what it feeds and fetches. A placeholder without a shape, a state of two parts under one key, a
 drawn tensor in whose place another is fed, rows and sums fetched in training, runs before there is an optimizer; and a
-folder of checkpoints. And the tutorial's network."""
+folder of checkpoints. The tutorial's network. A sparse placeholder."""
 
 import os
 
@@ -56,3 +56,13 @@ for rows in (None, 24):  # of a placeholder with a fixed number of rows every ra
         feed = {images: rng.rand(24, mnist.IMAGE_PIXELS), labels: np.arange(24) % mnist.NUM_CLASSES}
         for _ in range(20 if rows else 3):
             print(f"tutorial {session.run([train, loss], feed)[1]:.5f}, right {session.run(right, feed)}")
+
+with tf.Graph().as_default(), tf.Session() as session:  # as many entries as rows, but they are none
+    words, labels = tf.sparse_placeholder(tf.float32), tf.placeholder(tf.float32, [None, 1])
+    weights = tf.Variable(tf.ones([6, 1]))
+    loss = tf.reduce_mean(tf.square(tf.sparse_tensor_dense_matmul(words, weights) - labels))
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    session.run(tf.global_variables_initializer())
+    entries = tf.SparseTensorValue([[0, 1], [1, 2], [2, 3], [2, 5]], [1.0, 2.0, 3.0, 4.0], [4, 6])
+    for _ in range(3):
+        print(f"sparse {session.run([train, loss], {words: entries, labels: starts[:4, :1]})[1]:.5f}")

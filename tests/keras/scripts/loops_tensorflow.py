@@ -273,6 +273,39 @@ def functions_in_functions():
     keep(critic, actor)
 
 
+@scene
+def loops_in_a_graph():
+    """A loop and a branch that gradients go through, around a model; and a loop of steps, in which it is cut."""
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(6, "tanh")])
+
+    def learn(tape, loss):
+        for w, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+
+    @tf.function
+    def step(x, times):
+        with tf.GradientTape() as tape:
+            for _ in tf.range(times):
+                x = model(x)
+            loss = tf.reduce_mean(x**2) if times > 1 else tf.reduce_mean(model(x))
+        learn(tape, loss)
+        return loss
+
+    @tf.function
+    def steps(x, times):
+        loss = 0.0
+        for _ in tf.range(times):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x) ** 2)
+            learn(tape, loss)
+        return loss
+
+    x = tf.constant(table()[0][:16], tf.float32)
+    for times in (1, 2):
+        tell("losses", (step(x, tf.constant(times)), steps(x, tf.constant(2))))
+    keep(model)
+
+
 class Centred(layers.Layer):
     """Its rows meet."""
 

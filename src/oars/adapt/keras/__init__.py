@@ -33,6 +33,9 @@ def install_jax(world: Any, plan: dict, record: Any) -> None:
 
 def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
     """Patch Keras for this rank (``world`` is None on one rank: then only steps are counted)."""
+    if plan.get("tf1"):  # its layers are part of a session's graph, which is cut (``adapt/tensorflow/sessions.py``)
+        keras.Model.compile = _not_in_sessions
+        return
     from oars.adapt.keras import steps
     from oars.adapt.meet import meet
 
@@ -77,6 +80,11 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
                       "the backends torch, tensorflow and jax are cut")
     steps.install(keras, backend, world is not None, apart)
+
+
+def _not_in_sessions(*args: Any, **kwargs: Any) -> None:
+    raise SystemExit("oars: today's Keras compiles no models in graphs of TensorFlow 1: leave --tf1 out, and use "
+                     "optimizers of Keras for tf.train's")
 
 
 def _moving_weights(keras: Any) -> None:

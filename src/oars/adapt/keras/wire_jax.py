@@ -211,3 +211,8 @@ def recorded() -> bool:
 def on_tape() -> bool:
     """There are no tapes."""
     return False
+
+
+def looped() -> bool:
+    """What JAX derives of a loop keeps the order of its messages."""
+    return False

@@ -54,6 +54,7 @@ class Cut:
         self.messages: dict[str, Message] = {}  # by the operation of its result
         self.open: set[str] = set()  # open placeholders
         self._numbers: set[str] = set()  # placeholders without a shape that are fed with numbers
+        self._sparse: set[str] = set()  # placeholders that are parts of a sparse one: their lines are no rows
         self.plans: dict[Any, Any] = {}  # what was fetched -> the stages of such a run
         self.refused = ""  # why all runs are of the script's graph
         self.first, self.second = set[str](), set[str]()  # what has drawn in runs of either version
@@ -63,11 +64,21 @@ class Cut:
 
     # -- growing
 
+    def _is_open(self, op: Any) -> bool:
+        """A placeholder whose first dimension is not fixed."""
+        if op.type != "Placeholder" or op.name in self._sparse:
+            return False
+        shape, dtype = op.outputs[0].shape, op.outputs[0].dtype
+        return (bool(shape.rank) and shape.as_list()[0] is None
+                and (dtype.is_floating or dtype.is_integer or dtype.is_bool))
+
     def fed(self, key: Any, value: Any) -> Any:
         """A tensor is to be fed with ``value``. A placeholder without a shape is taken for a number (most often it is
         the ``keep_prob`` of a dropout) if that is what it is fed with at first, and as long as it is."""
         tensor = self.graph.as_graph_element(tf.compat.as_str_any(key)) if isinstance(key, (str, bytes)) else key
-        if isinstance(tensor, tf.Tensor) and tensor.op.type == "Placeholder" and tensor.shape.rank is None:
+        if isinstance(tensor, tf.SparseTensor):
+            self._sparse |= {part.op.name for part in tf.nest.flatten(tensor, expand_composites=True)}
+        elif isinstance(tensor, tf.Tensor) and tensor.op.type == "Placeholder" and tensor.shape.rank is None:
             if np.ndim(value) and tensor.op.name in self._numbers:
                 self._forget(tensor.op)
             elif not np.ndim(value) and tensor.op.name not in self._ops:
@@ -144,7 +155,7 @@ class Cut:
     def _leave(self, op: Any) -> None:
         """A loop stays as it is, if it does not depend on the batch."""
         found = behind([op])
-        if any(_is_open(b) or self._ops.get(b.name, b).name != b.name for b in found.values()):
+        if any(self._is_open(b) or self._ops.get(b.name, b).name != b.name for b in found.values()):
             raise Refused("there is a loop in the graph")
         for b in found.values():
             self._ops[b.name] = b
@@ -155,7 +166,7 @@ class Cut:
         ins = [self._values[t.name] for t in op.inputs]
         controls = [self._ops[c.name] for c in _controls(op)]
         same = [v.tensor.name for v in ins] == [t.name for t in op.inputs]
-        if _is_open(op):
+        if self._is_open(op):
             self.open.add(op.name)
             outs, self._ops[op.name] = [self.own(Value(op.outputs[0], 0), 1, surely=True)], op
         elif op.name in self._numbers:
@@ -390,11 +401,3 @@ def _identical(op: Any) -> Any:
     while op.type == "Identity":
         op = op.inputs[0].op
     return op
-
-
-def _is_open(op: Any) -> bool:
-    """A placeholder whose first dimension is not fixed."""
-    if op.type != "Placeholder":
-        return False
-    shape, dtype = op.outputs[0].shape, op.outputs[0].dtype
-    return bool(shape.rank) and shape.as_list()[0] is None and (dtype.is_floating or dtype.is_integer or dtype.is_bool)

@@ -16,12 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
+from tensorflow.python.ops import control_flow_v2_func_graphs as flows
 
 from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import wire
 from oars.engine.world import RankLost
 
 _recording: list[Any] = []  # the script's tapes that record now
+_FLOWS = (flows.WhileBodyFuncGraph, flows.WhileCondFuncGraph, flows.CondBranchFuncGraph)
 _gradient = tf.GradientTape.gradient  # as TensorFlow has it
 
 
@@ -32,6 +34,7 @@ def install() -> None:
     @functools.wraps(push)
     def pushed(self: Any) -> None:
         push(self)
+        self._oars_graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         _recording.append(self)
 
     @functools.wraps(pop)
@@ -50,6 +53,16 @@ def recording() -> bool:
 def on_tape() -> bool:
     """Whether this is an eager loop with one tape."""
     return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
+
+
+def looped() -> bool:
+    """Whether this is a loop or a branch in a graph with a tape around it: TensorFlow derives the backward pass of such
+    a thing by itself, where messages cannot be put in order."""
+    graph, within = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(), []
+    while isinstance(graph, _FLOWS):
+        within.append(graph)
+        graph = graph.outer_graph
+    return any(all(tape._oars_graph is not graph for graph in within) for tape in _recording) if within else False
 
 
 class Call:

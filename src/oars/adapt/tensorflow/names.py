@@ -1,23 +1,32 @@
 """The names of 2017: what scripts written for TensorFlow 1 import or call, and today's TensorFlow does not show.
 
 ``tf.layers`` and ``tf.nn.rnn_cell`` it still carries, out of sight; ``batch_normalization``, which went to Keras 2, is
-written anew (``normalization``). Of ``tf.contrib`` there is what has moved elsewhere: cells of recurrent networks,
-initializers, regularizers. The MNIST tutorial's reader is ``mnist``, its network ``mnist_model``. Whatever else is gone
-ends a script in one line.
+written anew (``normalization``). Of ``tf.contrib`` there is what is used most (``contrib``). The MNIST tutorial's
+reader is ``mnist``, its network ``mnist_model``. Whatever else of it is gone ends a script in one line. Names of before
+TensorFlow 1.0 are those of what they became.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import operator
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 _BY_HAND = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
 _CELLS = ("BasicLSTMCell", "BasicRNNCell", "DeviceWrapper", "DropoutWrapper", "GRUCell", "LSTMCell", "LSTMStateTuple",
           "MultiRNNCell", "RNNCell", "ResidualWrapper")
-_CUT_OFF = 0.87962566103423978  # the standard deviation of a normal distribution that is cut off at 2
+# Names of 2015 and 2016, and what they became.
+_OLDER = {"mul": "multiply", "sub": "subtract", "neg": "negative", "pack": "stack", "unpack": "unstack",
+          "select": "where", "batch_matmul": "matmul", "complex_abs": "abs", "scalar_summary": "summary.scalar",
+          "histogram_summary": "summary.histogram", "image_summary": "summary.image", "merge_summary": "summary.merge",
+          "merge_all_summaries": "summary.merge_all", "train.SummaryWriter": "summary.FileWriter",
+          "nn.rnn": "nn.static_rnn", "nn.bidirectional_rnn": "nn.static_bidirectional_rnn",
+          "nn.seq2seq": "contrib.legacy_seq2seq"}
 
 
 def install(tf: Any) -> None:
@@ -36,8 +45,9 @@ def install(tf: Any) -> None:
     _give(_Gone("tensorflow.estimator"), tf, old, imported)
     contrib = _Gone("tensorflow.contrib")
     _give(contrib, tf, old, imported)
-    _give(_contrib_rnn(old), contrib)
-    _give(_contrib_layers(old), contrib)
+    for module in _contrib(old):
+        _give(module, sys.modules[module.__name__.rpartition(".")[0]])
+    _older(tf)
     sys.meta_path.insert(0, _Ends())
     _give_mnist()
 
@@ -104,32 +114,52 @@ def _cells(name: str) -> types.ModuleType:
     return module
 
 
-def _contrib_rnn(old: Any) -> types.ModuleType:
-    module = _cells("tensorflow.contrib.rnn")
-    vars(module).update(static_rnn=old.nn.static_rnn, static_bidirectional_rnn=old.nn.static_bidirectional_rnn)
-    return module
+def _contrib(old: Any) -> Iterator[types.ModuleType]:
+    """What there is of it, each behind what it is in."""
+    from oars.adapt.tensorflow import contrib, vocabulary
+
+    name = "tensorflow.contrib"
+    rnn = _cells(f"{name}.rnn")
+    vars(rnn).update(static_rnn=old.nn.static_rnn, static_bidirectional_rnn=old.nn.static_bidirectional_rnn,
+                     OutputProjectionWrapper=contrib.OutputProjectionWrapper)
+    yield rnn
+    for part, there in {"layers": contrib.LAYERS, "slim": contrib.LAYERS | contrib.FRAMEWORK,
+                        "framework": contrib.FRAMEWORK, "legacy_seq2seq": contrib.LEGACY_SEQ2SEQ,
+                        "seq2seq": {"sequence_loss": contrib.sequence_loss}, "learn": {},
+                        "learn.preprocessing": {"VocabularyProcessor": vocabulary.VocabularyProcessor}}.items():
+        module = _Gone(f"{name}.{part}")
+        vars(module).update(there)
+        yield module
 
 
-def _contrib_layers(old: Any) -> types.ModuleType:
-    def scaled(factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: Any = None,
-               dtype: Any = old.float32) -> Any:
-        """It took the cut-off of a normal distribution for a factor of 1.3 in its variance."""
-        kind, scale = ("uniform", factor) if uniform else ("truncated_normal", 1.3 * factor * _CUT_OFF**2)
-        return old.variance_scaling_initializer(scale, mode.lower(), kind, seed, dtype)
+def _older(tf: Any) -> None:
+    """The names of before TensorFlow 1.0; arguments in the order of then, where none of them can be meant by it now."""
+    for before, now in _OLDER.items():
+        holder, _, name = before.rpartition(".")
+        setattr(operator.attrgetter(holder)(tf) if holder else tf, name, operator.attrgetter(now)(tf))
+    concat, split = tf.concat, tf.split
 
-    def xavier(uniform: bool = True, seed: Any = None, dtype: Any = old.float32) -> Any:
-        return scaled(1.0, "FAN_AVG", uniform, seed, dtype)
+    @functools.wraps(concat)
+    def joined(values: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        first = (axis, values) if isinstance(values, int) else (values, axis)
+        return concat(*first, *args, **kwargs)
 
-    def l1(scale: float, scope: Any = None) -> Any:
-        return lambda weights: old.multiply(scale, old.reduce_sum(old.abs(weights)), name=scope)
+    @functools.wraps(split)
+    def divided(value: Any, num_or_size_splits: Any = None, axis: Any = 0, *args: Any, **kwargs: Any) -> Any:
+        value, axis = (axis, value) if isinstance(value, int) else (value, axis)
+        return split(value, num_or_size_splits, axis, *args, **kwargs)
 
-    def l2(scale: float, scope: Any = None) -> Any:
-        return lambda weights: old.multiply(scale, old.nn.l2_loss(weights), name=scope)
+    def by_place(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            return plain(**dict(zip(("logits", "labels"), args, strict=False)), **kwargs)
 
-    module = _Gone("tensorflow.contrib.layers")
-    vars(module).update(xavier_initializer=xavier, xavier_initializer_conv2d=xavier, l1_regularizer=l1,
-                        l2_regularizer=l2, variance_scaling_initializer=scaled, flatten=old.layers.flatten)
-    return module
+        return loss
+
+    tf.concat, tf.split = joined, divided
+    for name in ("softmax", "sparse_softmax", "sigmoid"):
+        name += "_cross_entropy_with_logits"
+        setattr(tf.nn, name, by_place(getattr(tf.nn, name)))
 
 
 def _give_mnist() -> None:

@@ -309,3 +309,10 @@ def on_tape() -> bool:
     from oars.adapt.tensorflow import eager
 
     return eager.on_tape()
+
+
+def looped() -> bool:
+    """Whether a model is called in a loop or a branch of a graph that gradients go through."""
+    from oars.adapt.tensorflow import eager
+
+    return eager.looped()
