@@ -296,6 +296,40 @@ def whole_beside_cut():
 
 
 @scene
+def one_output_by_another():
+    """As Grad-CAM has it, on several rows."""
+    x, _ = table()
+    inputs = layers.Input((6,))
+    hidden = layers.Dense(4, "tanh")(inputs)
+    model = keras.Model(inputs, [hidden, layers.Dense(3)(hidden)])
+    with tf.GradientTape() as tape:
+        within, out = model(x)
+        best = tf.reduce_max(out, axis=1)
+    tell("slope", tape.gradient(best, within))
+
+
+@scene
+def loop_within_a_tape():
+    x, y = (tf.constant(a) for a in table())
+    model = mlp()
+
+    @tf.function
+    def step(times):
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for i in tf.range(times):
+                loss += loss_of(y, model(x * tf.cast(i, tf.float32)))
+            if loss > 0:
+                loss += loss_of(y, model(-x))
+        for w, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    tell("losses", [step(tf.constant(n)) for n in (2, 3)])
+    keep(model)
+
+
+@scene
 def restored_before_built():
     """A checkpoint waits for weights and an optimizer that are not there yet."""
     for _ in range(2):

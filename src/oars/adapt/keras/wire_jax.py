@@ -211,3 +211,8 @@ def recorded() -> bool:
 def on_tape() -> bool:
     """There are no tapes."""
     return False
+
+
+def hidden_from_tape(model: Any) -> str:
+    """There are no tapes."""
+    return ""

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import wire
@@ -33,6 +35,7 @@ def install() -> None:
     def pushed(self: Any) -> None:
         push(self)
         _recording.append(self)
+        self._oars_graph = tf.compat.v1.get_default_graph()
 
     @functools.wraps(pop)
     def popped(self: Any) -> None:
@@ -45,6 +48,17 @@ def install() -> None:
 def recording() -> bool:
     """Whether a tape of the script records."""
     return bool(_recording)
+
+
+def through_a_loop() -> bool:
+    """Whether a loop or a branch is being traced that was begun when a tape had begun to record."""
+    graph, inner = tf.compat.v1.get_default_graph(), []
+    while isinstance(graph, FuncGraph):
+        inner.append(graph)
+        if isinstance(graph, ControlFlowFuncGraph) and any(tape._oars_graph not in inner for tape in _recording):
+            return True
+        graph = graph.outer_graph
+    return False
 
 
 def on_tape() -> bool:
