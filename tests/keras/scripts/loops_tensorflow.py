@@ -309,6 +309,24 @@ def one_output_by_another():
 
 
 @scene
+def jacobians():
+    x = tf.constant(table(5)[0])
+    model = mlp(layers.BatchNormalization(), layers.Dropout(0.3))
+
+    def of_rows():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = model(x, training=True)
+        return tape.batch_jacobian(out, x) if not tf.executing_eagerly() else tape.jacobian(out, x)
+
+    tell("eager", of_rows())
+    tell("graph", tf.function(of_rows)())
+    with tf.GradientTape() as tape:
+        sums = tf.reduce_sum(model(x), axis=0)
+    tell("weights", tape.jacobian(sums, model.trainable_weights[0]))
+
+
+@scene
 def loop_within_a_tape():
     x, y = (tf.constant(a) for a in table())
     model = mlp()

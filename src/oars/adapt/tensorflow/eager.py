@@ -66,6 +66,16 @@ def on_tape() -> bool:
     return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
 
 
+class _Whole:
+    """All rows, and no share of them."""
+
+    def cut(self, x: Any) -> Any:
+        return x
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class Call:
     """One call of a model. ``forward(share, tape)`` runs it on these rows; it gives its inputs and outputs, flat. If
     gradients can be asked for ``often`` (of a persistent tape), the graph is kept."""
@@ -91,6 +101,21 @@ class Call:
         self.given = {id(v._value): value for v, value in zip(self.variables, self.before, strict=True)}
         self._run(backend.StatelessScope(state_mapping=list(zip(self.variables, self.before, strict=True))))
 
+    def _for_many(self, grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        """A Jacobian's backward pass is traced, for many gradients at once: all rows, for nothing can be sent there."""
+        from keras.src import backend
+
+        before = [tf.identity(value) for value in self.before]
+        given = {id(v._value): value for v, value in zip(self.variables, before, strict=True)}
+        with tf.GradientTape() as tape, backend.StatelessScope(
+                state_mapping=list(zip(self.variables, before, strict=True))):
+            tape.watch(before)
+            ins, outs = self.forward(_Whole(), tape)
+        at = [i for i, g in enumerate(grads) if g is not None and outs[i].dtype.is_floating]
+        found = _gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
+                          [grads[i] for i in at])
+        return found[: len(ins)], found[len(ins):]
+
     def place(self, variable: Any) -> tuple[int, int]:
         """Where among the model's variables this one is; those it does not know come in the order they were made in."""
         at = next((i for i, v in enumerate(self.variables) if v._value is variable), len(self.variables))
@@ -103,6 +128,8 @@ class Call:
 
     def backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
         """Gradients of the inputs (if they are ``wanted``) and of variables, all of them; again after a loss."""
+        if not tf.executing_eagerly():
+            return self._for_many(grads, variables)
         meet.begin()
         while True:
             try:
