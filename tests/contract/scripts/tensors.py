@@ -220,6 +220,22 @@ def reshaped():
 
 
 @scene
+def by_other_names():
+    """Arguments by NumPy's names, or all by name."""
+    a, b = batch()
+    made = [a.mean(axis=0, keepdims=True), torch.diff(a, axis=0), a[:, None, :1].squeeze(axis=1), a.unsqueeze(axis=1),
+            torch.tile(a, dims=(1, 2)), a.repeat(repeats=(2, 1)), torch.permute(input=a, dims=(1, 0)),
+            torch.broadcast_to(input=a, size=(2, 11, 6)), torch.transpose(a, 0, dim1=1),
+            torch.swapaxes(a, axis0=0, axis1=1), a.unfold(dimension=1, size=2, step=2), torch.ravel(input=a),
+            torch.quantile(a, q=0.5, dim=1), torch.unbind(input=a, dim=1)[0], torch.matmul(input=a, other=a.T),
+            torch.reshape(input=a, shape=(-1, 2)), torch.addmm(input=a[:, :1], mat1=a, mat2=a[:6].T),
+            torch.outer(input=a[:, 0], vec2=b), torch.where(condition=a > 0, input=a, other=b[:, None]),
+            F.pairwise_distance(x1=a, x2=-a)]
+    for out in made:
+        print(list(out.shape), *out.sum(0).flatten().tolist()[:4], out.reshape(-1)[-1].item())
+
+
+@scene
 def joined():
     loader = DataLoader(TensorDataset(x, y), 4)
     outs, labels = [], []

@@ -329,6 +329,37 @@ def whole_beside_cut():
 
 
 @scene
+def one_output_by_another():
+    """As Grad-CAM has it, on several rows."""
+    x, _ = table()
+    inputs = layers.Input((6,))
+    hidden = layers.Dense(4, "tanh")(inputs)
+    model = keras.Model(inputs, [hidden, layers.Dense(3)(hidden)])
+    with tf.GradientTape() as tape:
+        within, out = model(x)
+        best = tf.reduce_max(out, axis=1)
+    tell("slope", tape.gradient(best, within))
+
+
+@scene
+def jacobians():
+    x = tf.constant(table(5)[0])
+    model = mlp(layers.BatchNormalization(), layers.Dropout(0.3))
+
+    def of_rows():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = model(x, training=True)
+        return tape.batch_jacobian(out, x) if not tf.executing_eagerly() else tape.jacobian(out, x)
+
+    tell("eager", of_rows())
+    tell("graph", tf.function(of_rows)())
+    with tf.GradientTape() as tape:
+        sums = tf.reduce_sum(model(x), axis=0)
+    tell("weights", tape.jacobian(sums, model.trainable_weights[0]))
+
+
+@scene
 def restored_before_built():
     """A checkpoint waits for weights and an optimizer that are not there yet."""
     for _ in range(2):

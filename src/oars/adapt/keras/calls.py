@@ -95,8 +95,8 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
         reason = f"an input is a {type(strange).__name__} of {strange.dtype}"
     elif len(counts) > 1:
         reason = f"its inputs have different numbers of rows ({sorted(counts)})"
-    elif wire.looped():
-        reason = "it is called in a loop or a branch of a graph that gradients go through"
+    else:
+        reason = wire.hidden_from_tape(model)
     if reason:
         say_whole(model, reason)
     if reason or not counts or not _built(model, plain, args, kwargs) or whole(model, args, kwargs):

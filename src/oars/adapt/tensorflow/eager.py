@@ -16,14 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
-from tensorflow.python.ops import control_flow_v2_func_graphs as flows
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import wire
 from oars.engine.world import RankLost
 
 _recording: list[Any] = []  # the script's tapes that record now
-_FLOWS = (flows.WhileBodyFuncGraph, flows.WhileCondFuncGraph, flows.CondBranchFuncGraph)
 _gradient = tf.GradientTape.gradient  # as TensorFlow has it
 
 
@@ -34,8 +34,8 @@ def install() -> None:
     @functools.wraps(push)
     def pushed(self: Any) -> None:
         push(self)
-        self._oars_graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         _recording.append(self)
+        self._oars_graph = tf.compat.v1.get_default_graph()
 
     @functools.wraps(pop)
     def popped(self: Any) -> None:
@@ -50,19 +50,30 @@ def recording() -> bool:
     return bool(_recording)
 
 
+def through_a_loop() -> bool:
+    """Whether a loop or a branch is being traced that was begun when a tape had begun to record."""
+    graph, inner = tf.compat.v1.get_default_graph(), []
+    while isinstance(graph, FuncGraph):
+        inner.append(graph)
+        if isinstance(graph, ControlFlowFuncGraph) and any(tape._oars_graph not in inner for tape in _recording):
+            return True
+        graph = graph.outer_graph
+    return False
+
+
 def on_tape() -> bool:
     """Whether this is an eager loop with one tape."""
     return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
 
 
-def looped() -> bool:
-    """Whether this is a loop or a branch in a graph with a tape around it: TensorFlow derives the backward pass of such
-    a thing by itself, where messages cannot be put in order."""
-    graph, within = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(), []
-    while isinstance(graph, _FLOWS):
-        within.append(graph)
-        graph = graph.outer_graph
-    return any(all(tape._oars_graph is not graph for graph in within) for tape in _recording) if within else False
+class _Whole:
+    """All rows, and no share of them."""
+
+    def cut(self, x: Any) -> Any:
+        return x
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class Call:
@@ -90,6 +101,21 @@ class Call:
         self.given = {id(v._value): value for v, value in zip(self.variables, self.before, strict=True)}
         self._run(backend.StatelessScope(state_mapping=list(zip(self.variables, self.before, strict=True))))
 
+    def _for_many(self, grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+        """A Jacobian's backward pass is traced, for many gradients at once: all rows, for nothing can be sent there."""
+        from keras.src import backend
+
+        before = [tf.identity(value) for value in self.before]
+        given = {id(v._value): value for v, value in zip(self.variables, before, strict=True)}
+        with tf.GradientTape() as tape, backend.StatelessScope(
+                state_mapping=list(zip(self.variables, before, strict=True))):
+            tape.watch(before)
+            ins, outs = self.forward(_Whole(), tape)
+        at = [i for i, g in enumerate(grads) if g is not None and outs[i].dtype.is_floating]
+        found = _gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
+                          [grads[i] for i in at])
+        return found[: len(ins)], found[len(ins):]
+
     def place(self, variable: Any) -> tuple[int, int]:
         """Where among the model's variables this one is; those it does not know come in the order they were made in."""
         at = next((i for i, v in enumerate(self.variables) if v._value is variable), len(self.variables))
@@ -102,6 +128,8 @@ class Call:
 
     def backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
         """Gradients of the inputs (if they are ``wanted``) and of variables, all of them; again after a loss."""
+        if not tf.executing_eagerly():
+            return self._for_many(grads, variables)
         meet.begin()
         while True:
             try:

@@ -59,10 +59,28 @@ def install() -> None:
                 wire.renew()
 
     tf.GradientTape.gradient = gradient
+    for name in ("jacobian", "batch_jacobian"):
+        setattr(tf.GradientTape, name, _one_by_one(getattr(tf.GradientTape, name)))
     from tensorflow.python.ops import gradients as inner
 
     for module in (tf, tf.compat.v1, inner):
         module.gradients = _exchanging(module.gradients)
+
+
+def _one_by_one(plain: Any) -> Any:
+    """A Jacobian's gradients. TensorFlow takes them all at once, where no message can be sent: an eager loop's come
+    from models that run whole (``eager``), a graph's are taken one after the other."""
+    @functools.wraps(plain)
+    def jacobian(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            return plain(self, *args, **{**kwargs, "parallel_iterations": 1, "experimental_use_pfor": False})
+        meet.inside += 1
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            meet.inside -= 1
+
+    return jacobian
 
 
 def _exchanging(plain: Any) -> Any:

@@ -311,8 +311,15 @@ def on_tape() -> bool:
     return eager.on_tape()
 
 
-def looped() -> bool:
-    """Whether a model is called in a loop or a branch of a graph that gradients go through."""
+def hidden_from_tape(model: Any) -> str:
+    """Which gradient that a tape may be asked for would not be there if this model ran on own rows, or ``""``."""
     from oars.adapt.tensorflow import eager
 
-    return eager.looped()
+    if eager.through_a_loop():
+        return "a gradient goes through a loop or a branch around it, in which nothing can be sent"
+    given = {id(x) for x in getattr(model, "outputs", None) or ()}
+    depths = getattr(model, "_nodes_by_depth", {}).values()
+    used = (x for nodes in depths for node in nodes for x in node.input_tensors)
+    if eager.recording() and not meet.fitting and any(id(x) in given for x in used):  # as in Grad-CAM
+        return "one of its outputs is made of another, whose gradient may be asked for"
+    return ""

@@ -203,9 +203,9 @@ def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("addmm", "baddbmm", "addmv")
 def addmm(func: Any, args: tuple, kwargs: dict) -> Any:
     """bias + rows @ matrix."""
-    bias, a, b = args[:3]
-    if len(args) > 3 or kwargs:
+    if len(args) != 3 or kwargs:
         raise Unsplit
+    bias, a, b = args
     return matmul(torch.matmul, (a, b), {}) + bias
 
 
@@ -244,7 +244,7 @@ def einsum(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("outer", "ger")
 def outer(func: Any, args: tuple, kwargs: dict) -> Any:
     """Row by row in the first factor."""
-    a, b = args
+    a, b = (*args, *kwargs.values())
     if not isinstance(a, Rows):
         raise Unsplit
     b = whole(b, "outer") if isinstance(b, Rows) else b
@@ -254,7 +254,7 @@ def outer(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("cdist", "pairwise_distance")
 def distances(func: Any, args: tuple, kwargs: dict) -> Any:
     """From own rows to everything."""
-    a, b, *rest = args
+    a, b, rest = args[0], args[1], args[2:]
     if not isinstance(a, Rows) or a.dim_:
         raise Unsplit
     if func.__name__ == "pairwise_distance":

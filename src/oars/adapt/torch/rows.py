@@ -181,6 +181,8 @@ class Rows(torch.Tensor):
 def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operation on rows: by its rule, or gathered."""
     name = getattr(func, "__name__", "call")
+    if kwargs:
+        args, kwargs = _by_torchs_names(name, args, kwargs)
     grad = torch.is_grad_enabled()
     for mirror in recent:
         mirror.settle()
@@ -198,9 +200,17 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
             isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
         try:
             return rule(func, args, kwargs)
-        except Unsplit:
+        except (Unsplit, KeyError, IndexError):  # the latter: an argument is not where the rule looks for it
             pass
     return gathered(func, args, kwargs)
+
+
+def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments as the rules look for them: PyTorch also knows some by NumPy's names, and the first by its own."""
+    kwargs = {{"axis": "dim", "keepdims": "keepdim"}.get(k, k): v for k, v in kwargs.items()}
+    if not args and "input" in kwargs and name not in ("where", "searchsorted"):
+        args = (kwargs.pop("input"),)
+    return args, kwargs
 
 
 def change(func: Any, args: tuple, kwargs: dict) -> Any:

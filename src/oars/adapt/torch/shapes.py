@@ -133,7 +133,7 @@ def transpose(func: Any, args: tuple, kwargs: dict) -> Any:
     """Two dimensions change places."""
     x = args[0] if args else kwargs["input"]
     n = x.local.dim()
-    a, b = (d % n for d in (args[1:] if len(args) > 2 else (kwargs["dim0"], kwargs["dim1"])))
+    a, b = (d % n for d in (*args[1:], *kwargs.values()))  # (dim0 and dim1, or axis0 and axis1)
     return Rows(x.local.transpose(a, b), x.offsets, {a: b, b: a}.get(x.dim_, x.dim_))
 
 
@@ -163,7 +163,7 @@ def expand(func: Any, args: tuple, kwargs: dict) -> Any:
         if func.__name__ == "expand_as":
             return x.expand(args[1].shape)
         raise Unsplit
-    sizes = list(args[1].shape) if func.__name__ == "expand_as" else _sizes(args[1:])
+    sizes = list(args[1].shape) if func.__name__ == "expand_as" else _sizes(args[1:] or (kwargs["size"],))
     at = x.dim_ + len(sizes) - x.local.dim()
     if sizes[at] != -1 and int.__int__(sizes[at]) != x.offsets[-1]:
         raise Unsplit
@@ -177,7 +177,7 @@ def expand(func: Any, args: tuple, kwargs: dict) -> Any:
 def repeat(func: Any, args: tuple, kwargs: dict) -> Any:
     """Copies along other dimensions."""
     x = args[0]
-    times = _sizes(args[1:])
+    times = _sizes(args[1:] or tuple(kwargs.values()))  # (dims, or repeats)
     if func.__name__ == "tile":
         times = [1] * (x.local.dim() - len(times)) + times
     at = x.dim_ + len(times) - x.local.dim()
