@@ -70,11 +70,21 @@ READS = {
     "numpy": lambda: np.abs(model.w.detach().numpy()).sum(),
     "item": lambda: model.w[0, 0].item(),
     "print": lambda: model.w,
+    "trace": lambda: size(torch.jit.trace(model, x)),
 }
 for name, read in READS.items():
     for i in range(0, 64, 16):
         learn(x[i : i + 16], y[i : i + 16])
     print(name, read())
+"""
+
+TOGETHER_AGAIN = MADE + """
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for mode in (model.train, model.eval):
+    mode()
+    for a, b in DataLoader(TensorDataset(x, y), 16, shuffle=True):
+        learn(a, b)
+    print(size(model))
 """
 
 ENDS_EARLY = MADE + """
@@ -112,7 +122,16 @@ def test_weights_that_are_read_are_the_averaged_ones(tmp_path):
     (tmp_path / "reads.py").write_text(WITHOUT_LOADER)
     run = Run(tmp_path, "-n", "2", "--sync", "local", "reads.py")
     assert run.code == 0, run.err
-    assert len(run.lines) > 5 and said(run) == {"\n".join(run.lines) + "\n"}
+    assert len(run.lines) > 6 and said(run) == {"\n".join(run.lines) + "\n"}
+
+
+@pytest.mark.parametrize("sync", ["local", "gossip"])
+def test_ranks_that_train_together_again_make_the_same_steps(tmp_path, sync):
+    (tmp_path / "again.py").write_text(TOGETHER_AGAIN)
+    run = Run(tmp_path, "-n", "2", "--sync", sync, "again.py")
+    assert run.code == 0, run.err
+    assert "no nn.Module in train() is called" in run.err
+    assert len(run.lines) == 2 and said(run) == {"\n".join(run.lines) + "\n"} and len(run.digests()) == 1
 
 
 @pytest.mark.parametrize("sync", ["local", "gossip"])

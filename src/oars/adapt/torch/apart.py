@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader
 
@@ -34,8 +34,7 @@ from oars.adapt.torch import calls, collate, copies, lineage, servers, wire
 from oars.adapt.torch.buckets import Weights, weights_of
 from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.gossip import Talks
-from oars.adapt.torch.gradients import Gradients
-from oars.adapt.torch.owed import Owed
+from oars.adapt.torch.owed import Owed, OwnGradients
 from oars.adapt.torch.rows import Rows
 from oars.adapt.torch.shares import Estimate, Pace
 from oars.engine.world import RankLost
@@ -48,33 +47,6 @@ _COLLECTIVES = ("allreduce", "allgather", "allgather_rows", "allgather_alike", "
 PLACES = ("ended a round", "began to read a loader", "evaluated", "read its weights", "came to its end",
           "ended a pass", "looked for the others", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
 STEP, LOADER, EVALUATION, WEIGHTS, END, PASS, NOTICE = range(7)
-
-
-class OwnGradients(Gradients):
-    """While ranks are apart, gradients stay each rank's own."""
-
-    owed: Owed
-
-    def _put_off(self) -> None:
-        super()._put_off()
-        self.owed.learnt()
-
-    def settle(self) -> list[int]:
-        """Nothing is exchanged."""
-        if not ctx.apart:
-            exchanged = super().settle()
-            self.owed.learnt()
-            return exchanged
-        own = self.in_order()
-        if self.pending:
-            del torch.Tensor.grad
-            self.pending.clear()
-        self.touched.clear()
-        self.passes.clear()
-        self.base.clear()
-        ctx.handed.clear()
-        self.owed.learnt()
-        return own
 
 
 class Apart:
@@ -97,6 +69,7 @@ class Apart:
         self.meeting = False  # collectives are those of a meeting
         self.evaluations = 0
         self.storages = copies.Storages()
+        self.drifted: WeakSet[Optimizer] = WeakSet()  # those whose state is each rank's own
         self.alike: WeakSet[nn.Module] | None = None  # those that are the same on all ranks; None: all are, still
         self.parted = 0  # steps since ranks parted
         if plan["sync"] == "server":
@@ -152,7 +125,7 @@ class Apart:
             try:
                 self._hold()
                 for optimizer in self.rounds:  # the script may have put back what it had kept of them
-                    self._make_alike(weights_of(optimizer))
+                    self._make_alike(dict(enumerate(weights_of(optimizer))))
                 break
             except RankLost:
                 lineage.renew()
@@ -189,7 +162,19 @@ class Apart:
 
     def _unite(self) -> None:
         self.held.clear()
+        if self.servers is None:
+            self.drifted = WeakSet(self.rounds)
         ctx.apart, wire.allreduce, wire.mean = False, _allreduce, _mean
+
+    def steps(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to make a step. With gradients of all ranks it is the same step on each, if its state
+        is."""
+        while not ctx.apart and optimizer in self.drifted:
+            try:
+                self._make_alike(copies.of_state(optimizer))
+                self.drifted.discard(optimizer)
+            except RankLost:
+                lineage.renew()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
@@ -233,7 +218,7 @@ class Apart:
                     if self._met(place, of, pace):
                         if self.alike is not None:
                             for module in modules:
-                                self._make_alike(copies.changeable(module))
+                                self._make_alike(copies.of_module(module))
                                 self.alike.add(module)
                         return
                 except RankLost:
@@ -328,7 +313,7 @@ class Apart:
             raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
                                "differently on some ranks")
 
-    def _make_alike(self, tensors: list[torch.Tensor]) -> None:
+    def _make_alike(self, tensors: dict[Any, torch.Tensor]) -> None:
         differing = copies.unlike(tensors)
         if differing.tensors:
             self._average_exactly(differing)
@@ -478,6 +463,7 @@ def install(gradients: OwnGradients) -> Apart:
     # Ranks that are apart need not have rows of one shape; who evaluates does, and begins with a fresh pass.
     collate.alike = lambda data, spec: (ctx.apart and not apart.owed.fresh) or alike(data, spec)
     Optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: apart.steps(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: apart.stepped(optimizer))
     for place, name in enumerate(_COLLECTIVES, NOTICE + 1):
         setattr(ctx.world, name, _told(apart, place, getattr(ctx.world, name)))
