@@ -312,3 +312,43 @@ def test_optimizers_that_a_script_has_dropped_count_and_may_be_gone_on_some_rank
     assert run.code == 0 and len(run.lines) == 6 and "learning rates" not in run.err, run.err
     told = [path.read_text() for path in sorted(run.folder.glob("rank-*.log"))]
     assert {text for text in told if text} == {"\n".join(run.lines) + "\n"}  # servers say nothing
+
+
+JOINS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Categorical
+torch.manual_seed(0)
+x = torch.randn(64, 6)
+y = (x.sum(1) > 0).long()
+actor, critic, head = nn.Linear(6, 4), nn.Linear(6, 1), nn.Linear(4, 4)
+scale = nn.Parameter(torch.ones(1))
+parameters = [*actor.parameters(), *critic.parameters(), *head.parameters(), scale]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+def losses(a, b, taken):
+    z, value = actor(a), critic(a).squeeze(1)
+    told = Categorical(logits=z).log_prob(taken)  # gathered
+    yield -(told * (b - value).detach()).mean() + F.mse_loss(value, b.float())
+    z = F.normalize(z)
+    yield F.cross_entropy(scale * z @ z.T, b)
+    yield F.cross_entropy(head(z - z.sort(0).values), b) + torch.cdist(z, z).mean()
+
+for kind in range(3):
+    for a, b in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 16):
+        loss = list(losses(a, b, torch.randint(0, 4, (16,))))[kind]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(sum(p.square().sum().item() for p in parameters))
+"""
+
+
+def test_gradients_through_rows_that_were_joined_are_those_of_one_process(tmp_path):
+    (tmp_path / "joins.py").write_text(JOINS)
+    alone = subprocess.run([sys.executable, "joins.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    run = Run(tmp_path, "-n", "2", "--sync", "local", "--every", "1", "joins.py")
+    assert run.code == 0, run.err
+    for line, other in zip(run.lines, alone.stdout.splitlines(), strict=True):
+        assert abs(float(line) - float(other)) < 2e-5, (run.lines, alone.stdout)

@@ -4,8 +4,9 @@ A model that is called with gradients is *training*: from there on ranks are *ap
 batches of which a rank holds its rows, but work that mixes rows asks nobody: what this rank has is taken for its share
 of the whole (times N), so the loss and the gradients are its own estimate of the global ones, and nobody waits. A
 model that is called without gradients is *evaluated*: the ranks meet, take the mean of their weights, and all that
-follows is exact, as under allreduce, until the next training call. They meet as well every K steps (``local``), where
-weights are read (``state_dict``, ``torch.save``), where a loader begins, and at the end.
+follows is exact, as under allreduce, until the next training call. So they do where a loader's pass ends: what a script
+does behind its loop, it does with the averaged weights, whatever it is. They meet as well every K steps (``local``),
+where weights are read (``copies.py``), where a loader begins, and at the end.
 
 Ranks that are apart read different values and could take different branches. So at every meeting each says where in the
 script it is. One whose loop was shorter takes part in the others' averages until they come to where it waits. Ranks
@@ -18,23 +19,22 @@ import functools
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
-from oars.adapt.torch import calls, collate, lineage, servers, wire
+from oars.adapt.torch import calls, collate, copies, lineage, servers, wire
 from oars.adapt.torch.buckets import Weights, weights_of
 from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.gossip import Talks
-from oars.adapt.torch.gradients import Gradients
-from oars.adapt.torch.owed import Owed
+from oars.adapt.torch.owed import Owed, OwnGradients
 from oars.adapt.torch.rows import Rows
 from oars.adapt.torch.shares import Estimate, Pace
 from oars.engine.world import RankLost
@@ -45,35 +45,8 @@ from oars.exchange.local import Round
 _allreduce, _mean = wire.allreduce, wire.mean
 _COLLECTIVES = ("allreduce", "allgather", "allgather_rows", "allgather_alike", "broadcast")
 PLACES = ("ended a round", "began to read a loader", "evaluated", "read its weights", "came to its end",
-          "looked for the others", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
-STEP, LOADER, EVALUATION, WEIGHTS, END, NOTICE = range(6)
-
-
-class OwnGradients(Gradients):
-    """While ranks are apart, gradients stay each rank's own."""
-
-    owed: Owed
-
-    def _put_off(self) -> None:
-        super()._put_off()
-        self.owed.learnt()
-
-    def settle(self) -> list[int]:
-        """Nothing is exchanged."""
-        if not ctx.apart:
-            exchanged = super().settle()
-            self.owed.learnt()
-            return exchanged
-        own = self.in_order()
-        if self.pending:
-            del torch.Tensor.grad
-            self.pending.clear()
-        self.touched.clear()
-        self.passes.clear()
-        self.base.clear()
-        ctx.handed.clear()
-        self.owed.learnt()
-        return own
+          "ended a pass", "looked for the others", *(f"needed the others' rows ({name})" for name in _COLLECTIVES))
+STEP, LOADER, EVALUATION, WEIGHTS, END, PASS, NOTICE = range(7)
 
 
 class Apart:
@@ -95,6 +68,9 @@ class Apart:
         self.moved = 0  # steps since all was averaged
         self.meeting = False  # collectives are those of a meeting
         self.evaluations = 0
+        self.storages = copies.Storages()
+        self.drifted: WeakSet[Optimizer] = WeakSet()  # those whose state is each rank's own
+        self.alike: WeakSet[nn.Module] | None = None  # those that are the same on all ranks; None: all are, still
         self.parted = 0  # steps since ranks parted
         if plan["sync"] == "server":
             self.servers = servers.Servers(self.estimate, self.pace, self.owed)
@@ -125,12 +101,22 @@ class Apart:
                     self.part()
             return
         if ctx.apart:
-            self.evaluations += 1
-            if self.evaluations == 20 and self.evaluations * 2 > ctx.record.steps:
-                ctx.record.notice(f"a model is called without gradients at {site()}, on no loader's batch: the ranks "
-                                  "meet and average there every time")
-            self.meet(EVALUATION)
+            self._often("a model is called without gradients, on no loader's batch,")
+        if ctx.apart or (self.alike is not None and module not in self.alike):
+            self.meet(EVALUATION, modules=(module,))
         self.owed.not_learnt()
+
+    def _often(self, what: str) -> None:
+        """Ranks meet because the script does this: if at about every step, they are not on their own."""
+        self.evaluations += 1
+        if self.evaluations == 20 and self.evaluations * 2 > ctx.record.steps:
+            ctx.record.notice(f"{what} at {site()}: the ranks meet and average there every time")
+
+    def read(self) -> None:
+        """The script reads weights."""
+        if _outermost(self):
+            self._often("weights are read")
+            self.meet(WEIGHTS)
 
     def part(self) -> None:
         """All weights are equal: from here on every rank is on its own."""
@@ -138,6 +124,8 @@ class Apart:
         while True:
             try:
                 self._hold()
+                for optimizer in self.rounds:  # the script may have put back what it had kept of them
+                    self._make_alike(dict(enumerate(weights_of(optimizer))))
                 break
             except RankLost:
                 lineage.renew()
@@ -152,6 +140,8 @@ class Apart:
                 weights.lay_in(buffer)
                 round_.begin(buffer)
         self.pace.go()
+        self.alike = WeakSet()
+        self.storages.see(self.rounds)
         ctx.apart, wire.allreduce, wire.mean = True, self.estimate.allreduce, self.estimate.mean
 
     def _refuse_unfit(self, optimizer: Optimizer) -> None:
@@ -172,7 +162,19 @@ class Apart:
 
     def _unite(self) -> None:
         self.held.clear()
+        if self.servers is None:
+            self.drifted = WeakSet(self.rounds)
         ctx.apart, wire.allreduce, wire.mean = False, _allreduce, _mean
+
+    def steps(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to make a step. With gradients of all ranks it is the same step on each, if its state
+        is."""
+        while not ctx.apart and optimizer in self.drifted:
+            try:
+                self._make_alike(copies.of_state(optimizer))
+                self.drifted.discard(optimizer)
+            except RankLost:
+                lineage.renew()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
@@ -201,8 +203,9 @@ class Apart:
 
     # -- meetings
 
-    def meet(self, place: int, of: int = -1) -> None:
-        """Wait for all ranks to come to this place of the script; average what is to be averaged there."""
+    def meet(self, place: int, of: int = -1, modules: Iterable[nn.Module] = ()) -> None:
+        """Wait for all ranks to come to this place of the script; average what is to be averaged there, and what
+        these modules have besides, if it differs."""
         self.meeting = True
         if self.servers is not None and ctx.apart:
             self.servers.away()
@@ -213,6 +216,10 @@ class Apart:
                     if not self.loose:
                         self.owed.mourn({})
                     if self._met(place, of, pace):
+                        if self.alike is not None:
+                            for module in modules:
+                                self._make_alike(copies.of_module(module))
+                                self.alike.add(module)
                         return
                 except RankLost:
                     operation = NOTICE < place < len(PLACES) - 1  # a broadcast needs nobody's rows
@@ -232,9 +239,14 @@ class Apart:
         told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps,
                                           self.owed.rows, self.pace.worth(self.every), *pace]))
         at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
+        passing = (at == STEP) | (at == NOTICE)
         if ctx.world.era != ctx.era:  # only where ranks are loose
             gathering = place > NOTICE and bool((at == place).all())
             if not (same or gathering) or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
+                if not passing.any():
+                    if not (at == PASS).any():
+                        self._parted(told)
+                    return place == PASS  # on to where the others wait
                 return place == NOTICE and bool((at != NOTICE).any() or (told[:, 5] > ctx.record.steps).any())
             self._renew()
             if self.servers is not None:
@@ -245,22 +257,21 @@ class Apart:
             self.servers.together()
         if same and (told[:, 4] != rates).any():
             self._same_rates()
-        passing = (at == STEP) | (at == NOTICE)
         if passing.any() and (at <= NOTICE).all():
             self._pass(told[at == STEP], told)
-        elif not same:
+        elif not same and not ((at == PASS).any() and (at < NOTICE).all()):
             self._parted(told)
-        elif place in (EVALUATION, WEIGHTS, END) and told[:, 2].any():
+        elif told[:, 2].any() and (not same or place in (EVALUATION, WEIGHTS, END, PASS)):
             self._average_all(told[:, 6])
         if same and place <= NOTICE and (told[:, 5] == ctx.record.steps).all():
             self.pace.share(told[:, 8:].tolist())
             if self.auto and place == STEP:
                 self.every = int(told[:, 7].max())
-        if place == EVALUATION and not passing.any():
+        if same and place in (EVALUATION, PASS):
             self._unite()
         if told[:, 3].any():
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
-        return place in (STEP, NOTICE) or not passing.any()
+        return place in (STEP, NOTICE) or same or (place == PASS and not passing.any())
 
     def _pass(self, stepping: np.ndarray, told: np.ndarray) -> None:
         """Some ranks end a round; whoever waits elsewhere for them takes part."""
@@ -302,6 +313,16 @@ class Apart:
             raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
                                "differently on some ranks")
 
+    def _make_alike(self, tensors: dict[Any, torch.Tensor]) -> None:
+        differing = copies.unlike(tensors)
+        if differing.tensors:
+            self._average_exactly(differing)
+
+    def _average_exactly(self, weights: Weights) -> None:
+        self._lay_in(self.exact, weights)
+        self.exact.average(weights.layout.spans)
+        weights.take_out(self.exact.result)
+
     def _average_all(self, rows: np.ndarray) -> None:
         """Every optimizer's weights, and what models have changed by themselves: running statistics."""
         if self.talks is not None:
@@ -316,9 +337,7 @@ class Apart:
         rest = Weights(list({id(b): b for number in of_all for i, b in enumerate(moving[number][0])
                              if any(i in of[number] for of in told)}.values()))
         if rest.tensors:
-            self._lay_in(self.exact, rest)
-            self.exact.average(rest.layout.spans)
-            rest.take_out(self.exact.result)
+            self._average_exactly(rest)
         self.owed.settle()
         self.moved = 0
         if self.talks is not None:
@@ -394,9 +413,13 @@ def install(gradients: OwnGradients) -> Apart:
         def reading(*args: Any, **kwargs: Any) -> Any:
             if not _outermost(apart):
                 return inner(*args, **kwargs)
-            apart.meet(place)
+            if place == WEIGHTS and ctx.apart:
+                apart._often("weights are read")
+            apart.meet(place, modules=[x for x in tree_leaves(args[:1]) if isinstance(x, nn.Module)])
             if place == LOADER:
                 apart.owed.not_learnt()
+                if apart.alike is not None and not ctx.apart:
+                    apart.alike.clear()  # the script may have put back weights that it had kept
             apart.meeting = True  # what it does by itself needs no further word
             try:
                 return inner(*args, **kwargs)
@@ -414,6 +437,8 @@ def install(gradients: OwnGradients) -> Apart:
             if ctx.apart:
                 apart.held.append(self)
         add(self, group)
+        if ctx.apart:
+            apart.storages.see(apart.rounds)
 
     nn.Module.__call__ = module_call  # type: ignore[method-assign]
     nn.Module.state_dict = at(WEIGHTS, nn.Module.state_dict)  # type: ignore[method-assign]
@@ -424,9 +449,23 @@ def install(gradients: OwnGradients) -> Apart:
         for kind in (nn.Module, Optimizer):  # what is loaded is handed out anew
             setattr(kind, "load_state_dict", at(EVALUATION, kind.load_state_dict))  # noqa: B010
     DataLoader.__iter__ = at(LOADER, DataLoader.__iter__)  # type: ignore[method-assign]
+    step: Any = dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(step)
+    def next_(self: Any) -> Any:
+        try:
+            return step(self)
+        except StopIteration:
+            if ctx.apart and _outermost(apart):
+                apart.meet(PASS)
+            raise
+
+    dataloader._BaseDataLoaderIter.__next__ = next_  # type: ignore[method-assign]
+    copies.watch_reads(apart.read, apart.storages)
     # Ranks that are apart need not have rows of one shape; who evaluates does, and begins with a fresh pass.
     collate.alike = lambda data, spec: (ctx.apart and not apart.owed.fresh) or alike(data, spec)
     Optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: apart.steps(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: apart.stepped(optimizer))
     for place, name in enumerate(_COLLECTIVES, NOTICE + 1):
         setattr(ctx.world, name, _told(apart, place, getattr(ctx.world, name)))

@@ -163,8 +163,9 @@ def _put_back(buffers: list, before: list, counts: dict) -> None:
 
 def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     leaves, spec = tree_flatten((args, kwargs))
-    if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks:
-        # C++ code and hooks on gradients know only whole tensors.
+    if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks or (
+            ctx.apart and any(_joined(leaf) for leaf in leaves)):
+        # C++ code and hooks on gradients know only whole tensors; what was joined while ranks are apart stays so.
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
         out = _deeper(_call, self, args, kwargs)
         return tree_map(_with_true_gradient, out) if self._backward_hooks or self._backward_pre_hooks else out
@@ -200,6 +201,10 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
 
 def _with_true_gradient(x: Any) -> Any:
     return wire.Alike.apply(x) if isinstance(x, torch.Tensor) and x.requires_grad and not ctx.plain else x
+
+
+def _joined(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, Rows) and x.requires_grad and rows_.enter(x)
 
 
 def _batch(module: nn.Module, leaves: list) -> Offsets | None:

@@ -70,21 +70,24 @@ class Gradients:
         if not wanted:
             leaf.requires_grad_(False)
 
-    def enter(self, x: torch.Tensor) -> None:
-        """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank."""
+    def enter(self, x: torch.Tensor) -> bool:
+        """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank. Whether
+        it was made of rows that were joined."""
         if x.is_leaf:
             self.track(x)
-            return
-        stack, seen = [x.grad_fn], set()
+            return False
+        stack, seen, joined = [x.grad_fn], set(), False
         while stack:
             node = stack.pop()
             if node is None or node in seen or isinstance(node, wire.ACROSS):
+                joined |= isinstance(node, wire.JOINED)
                 continue  # behind a message between ranks are rows, and what met them was noted then
             seen.add(node)
             leaf = getattr(node, "variable", None)
             if leaf is not None:
                 self.track(leaf)
             stack.extend(n for n, _ in node.next_functions)
+        return joined
 
     # -- backward
 

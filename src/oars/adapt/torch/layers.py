@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Split, ctx, scaled
-from oars.adapt.torch.rows import FUNCTIONAL, RULES, Rows, Unsplit, cut, whole, wrap
+from oars.adapt.torch.rows import FUNCTIONAL, RULES, Rows, Unsplit, beside_rows, cut, wrap
 from oars.adapt.torch.rules import rule
 
 # name -> number of dimensions a batched input has (without the batch it has one less: then dimension 0 is another)
@@ -174,9 +174,9 @@ def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
         if a.local.dim() == b.local.dim() > 2 and a.dim_ == b.dim_ < a.local.dim() - 2 and a.offsets == b.offsets:
             return Rows(torch.matmul(a.local, b.local), a.offsets, a.dim_)
         if b.dim_ == b.local.dim() - 1 and a.dim_ != max(a.local.dim() - 2, 0):
-            a = whole(a, "matmul")
+            a = beside_rows(a, "matmul")
         else:
-            b = whole(b, "matmul")
+            b = beside_rows(b, "matmul")
     if isinstance(a, Rows):
         n = a.local.dim()
         if a.dim_ == n - 1 or (b.dim() > 2 and b.dim() != n):
@@ -230,7 +230,7 @@ def einsum(func: Any, args: tuple, kwargs: dict) -> Any:
             if t.count(letter) == 1 and t[o.dim_] == letter and o.offsets == lead.offsets:
                 local.append(o.local)
                 continue
-            o = whole(o, "einsum")
+            o = beside_rows(o, "einsum")
         for d, c in enumerate(t):
             o = cut(o, lead.offsets, d) if c == letter else o
         local.append(o)
@@ -247,7 +247,7 @@ def outer(func: Any, args: tuple, kwargs: dict) -> Any:
     a, b = (*args, *kwargs.values())
     if not isinstance(a, Rows):
         raise Unsplit
-    b = whole(b, "outer") if isinstance(b, Rows) else b
+    b = beside_rows(b, "outer") if isinstance(b, Rows) else b
     return Rows(torch.outer(a.local, b), a.offsets, 0)
 
 
@@ -261,7 +261,7 @@ def distances(func: Any, args: tuple, kwargs: dict) -> Any:
         return Rows(func(a.local, _same(b, a), *rest, **kwargs), a.offsets, 0)
     if a.local.dim() != 2:
         raise Unsplit
-    b = whole(b, "cdist") if isinstance(b, Rows) else b
+    b = beside_rows(b, "cdist") if isinstance(b, Rows) else b
     return Rows(func(a.local, b, *rest, **kwargs), a.offsets, 0)
 
 

@@ -13,9 +13,12 @@ import json
 import os
 from typing import Any
 
+import torch
+
 from oars.adapt.torch import loaders
 from oars.adapt.torch.collate import Cut
 from oars.adapt.torch.context import Offsets, ctx, offsets_of, on_every_rank
+from oars.adapt.torch.gradients import Gradients
 
 _whole_batch = loaders._whole_batch
 
@@ -150,6 +153,33 @@ class Owed:
     def end(self) -> None:
         """No batch comes any more."""
         _tell(sum(map(len, self._owes.values())), "no batch was left to take them")
+
+
+class OwnGradients(Gradients):
+    """While ranks are apart, gradients stay each rank's own."""
+
+    owed: Owed
+
+    def _put_off(self) -> None:
+        super()._put_off()
+        self.owed.learnt()
+
+    def settle(self) -> list[int]:
+        """Nothing is exchanged."""
+        if not ctx.apart:
+            exchanged = super().settle()
+            self.owed.learnt()
+            return exchanged
+        own = self.in_order()
+        if self.pending:
+            del torch.Tensor.grad
+            self.pending.clear()
+        self.touched.clear()
+        self.passes.clear()
+        self.base.clear()
+        ctx.handed.clear()
+        self.owed.learnt()
+        return own
 
 
 def _tell(lost: int, why: str) -> None:

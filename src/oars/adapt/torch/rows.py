@@ -24,7 +24,7 @@ from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
-enter: Callable[[torch.Tensor], None] = id  # type: ignore[assignment]  # told of plain tensors that meet rows
+enter: Callable[[torch.Tensor], bool] = bool  # told of plain tensors that meet rows
 perform: Callable = id  # does an operation, and again if a rank is lost on the way: lineage.py's
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
@@ -183,7 +183,7 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     name = getattr(func, "__name__", "call")
     if kwargs:
         args, kwargs = _by_torchs_names(name, args, kwargs)
-    grad = torch.is_grad_enabled()
+    grad, joined = torch.is_grad_enabled(), False
     for mirror in recent:
         mirror.settle()
     for a in args:
@@ -191,7 +191,9 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
             if a.mirror is not None:
                 a.mirror.settle()
         elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
-            enter(a)
+            joined |= enter(a)
+    if joined and ctx.apart:  # who asks nobody could not tell, backward, its own rows' part from a part of every rank
+        return gathered(func, args, kwargs)
     rule = None
     if getattr(func, "__module__", None) == "torch.nn.functional":
         rule = FUNCTIONAL.get(name)
@@ -256,6 +258,13 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
     return _whole(op, (x,), {}) if ctx.busy else perform(_whole, op, (x,), {})
+
+
+def beside_rows(x: Rows, op: str) -> torch.Tensor:
+    """The whole of ``x``, for a rule that works with it on own rows of something else."""
+    if ctx.apart and x.local.requires_grad and torch.is_grad_enabled():
+        raise Unsplit  # its gradient comes from all ranks' rows, of which own ones tell nothing: all of it on each rank
+    return whole(x, op)
 
 
 def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own
-from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, cut, gathered, whole, wrap
+from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, beside_rows, cut, gathered, whole, wrap
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
@@ -47,7 +47,7 @@ def localizer(args: tuple, kwargs: dict, op: str) -> tuple[Callable[[Any], Any],
         if isinstance(a, Rows):
             if a.offsets == offsets and a.dim_ - a.local.dim() == right:
                 return a.local
-            a = whole(a, op)
+            a = beside_rows(a, op)
         if type(a).__name__ == "BatchSize":
             ctx.note("size")
         if isinstance(a, torch.Tensor) and a.dim() >= -right:

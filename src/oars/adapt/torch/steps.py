@@ -239,6 +239,7 @@ def _leave_weights() -> None:
 
 def digest(arrays: Any = None) -> None:
     """Write this rank's digest of all weights that optimizers have seen."""
+    ctx.apart = False  # also if the run has failed: weights are read as they are
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _kept]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     path = ctx.record.folder / f"weights-digest-{_name()}.txt"

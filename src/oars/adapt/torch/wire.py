@@ -131,3 +131,4 @@ class Gather(torch.autograd.Function):
 
 # The graph nodes that these leave behind.
 ACROSS = tuple(f._backward_cls for f in (Sum, Mean, Alike, Gather))  # type: ignore[attr-defined]
+JOINED = Gather._backward_cls  # type: ignore[attr-defined]
