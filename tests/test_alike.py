@@ -285,3 +285,17 @@ def test_buffers_that_models_change_now_and_then_are_averaged_where_ranks_meet(t
     assert code == 0, err
     assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 7
     assert f"('fixed', {torch.full((6,), 0.1).tolist()})" in logs[0]
+
+
+def test_weights_that_a_set_of_modules_was_filled_by_end_the_run_in_one_line(tmp_path):
+    code, _, err = run(tmp_path, BEGIN + """
+model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(8)))
+for layer in set(model):
+    nn.init.normal_(layer.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for a, b in DataLoader(TensorDataset(x, y), 16):
+    F.cross_entropy(model(a), b).backward()
+    optimizer.step()
+""")
+    assert code == 1 and "Traceback" not in err
+    assert "oars: the ranks' weights are not the same before the first step" in err

@@ -21,6 +21,8 @@ import numpy as np
 
 from oars.engine.world import World
 
+_ROUNDS = 1 << 20
+
 
 class Gossip:
     """One rank's talk about one set of weights. ``number`` tells sets apart, on all ranks alike."""
@@ -50,7 +52,8 @@ class Gossip:
     def begin(self) -> None:
         """Send what is in the ``room``, which stays as it is, to this round's partner, and listen to the other."""
         to, source = self.partners(self.round)
-        tag = (self.number * 1024 + self.round % 1024) % 32768
+        # What was dropped on one side only still lies about: no tag comes again in the life of a run.
+        tag = (self.number * _ROUNDS + self.round % _ROUNDS) % self._comm.Get_attr(self.world._mpi.TAG_UB)
         self.heard_from = self.world.members[source]
         self.round += 1
         self.world.sent += self.sent.nbytes

@@ -11,6 +11,7 @@ is called in another way.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import weakref
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from oars.adapt.meet import meet
 from oars.engine.world import RankLost
 
 wire: Any = None
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")  # is used again, on some ranks before others
 _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> what is known of it
 
 
@@ -72,8 +74,8 @@ def _way(args: Any, kwargs: Any) -> Any:
     """In which way a model is called: kinds of tensors, and everything that is none."""
     from keras import tree
 
-    return tuple((type(leaf).__name__, leaf.dtype, len(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf)[:200]
-                 for leaf in tree.flatten((args, kwargs)))
+    return tuple((type(leaf).__name__, leaf.dtype, len(leaf.shape)) if hasattr(leaf, "shape")
+                 else _ADDRESS.sub("", repr(leaf)[:200]) for leaf in tree.flatten((args, kwargs)))
 
 
 def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:

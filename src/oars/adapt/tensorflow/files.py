@@ -25,10 +25,9 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-import threading
 from typing import Any
 
-from oars.adapt import files
+from oars.adapt import files, random
 from oars.adapt.imports import when_imported
 from oars.adapt.meet import meet
 
@@ -41,7 +40,7 @@ def first_rank_only(plain: Any, give: Any = None) -> Any:
     """``plain`` on the first rank, while the others wait; ``give`` makes of what it told what each rank returns."""
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if acting or threading.current_thread() is not threading.main_thread():
+        if acting or not random.in_order():
             return plain(*args, **kwargs)
 
         def act() -> Any:
@@ -67,7 +66,7 @@ def first_rank_only(plain: Any, give: Any = None) -> Any:
 
 def wait() -> None:
     """Go on when the first rank has come here."""
-    if not acting and threading.current_thread() is threading.main_thread():
+    if not acting and random.in_order():
         meet.world.broadcast(lambda: None)
 
 
@@ -122,7 +121,7 @@ def _to_folders(plain: Any) -> Any:
     def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
         global acting
         shared(obj, export_dir, *args, **kwargs)
-        if acting or threading.current_thread() is not threading.main_thread():
+        if acting or not random.in_order():
             return
         mine = os.fsdecode(export_dir)
         if meet.world.broadcast(lambda: mine) != mine:

@@ -67,6 +67,11 @@ class Plan:
         grads: list[Any] = [ref().grad for ref in self._refs]  # type: ignore[union-attr]
         return [torch.view_as_real(g) if g.is_complex() else g for g in grads] if self._complex else grads
 
+    def values(self) -> int:
+        """A digest of the leaves themselves; never 0."""
+        every: list[Any] = [ref() for ref in (*self._refs, *self._odd)]
+        return 1 << 32 | zlib.crc32(repr([digest_of(p) for p in every]).encode())
+
     def odd(self) -> list[Any]:
         """The leaves whose gradients travel one by one."""
         return [ref() for ref in self._odd]
@@ -119,6 +124,12 @@ def weights_of(optimizer: Any) -> list[torch.Tensor]:
     that of addresses."""
     every = [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]
     return sorted(every, key=ctx.serial)
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """Equal for tensors that are equal to the bit."""
+    flat = real(tensor.detach()).to("cpu").reshape(-1).contiguous()
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ own, where it steps with gradients of all ranks again (a model that is trained i
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from oars.adapt.torch.buckets import Weights, real, weights_of
+from oars.adapt.torch.buckets import Weights, digest_of, weights_of
 from oars.adapt.torch.context import ctx
 
 _VALUES = ("numpy", "tolist", "item", "cpu", "__float__", "__int__")
@@ -77,12 +76,7 @@ def of_state(optimizer: Optimizer) -> dict[Any, torch.Tensor]:
 
 def unlike(tensors: dict[Any, torch.Tensor]) -> Weights:
     """Those of these tensors that all ranks have, but not the same, to the bit."""
-    told = ctx.world.allgather({key: _digest(t) for key, t in tensors.items() if not is_lazy(t) and not t.is_meta
+    told = ctx.world.allgather({key: digest_of(t) for key, t in tensors.items() if not is_lazy(t) and not t.is_meta
                                 and t.layout is torch.strided and (t.is_floating_point() or t.is_complex())})
     return Weights([t for key, t in tensors.items() if all(key in of for of in told)
                     and any(of[key] != told[0][key] for of in told)])
-
-
-def _digest(tensor: torch.Tensor) -> int:
-    flat = real(tensor.detach()).to("cpu").reshape(-1).contiguous()
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

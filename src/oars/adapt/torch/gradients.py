@@ -22,6 +22,7 @@ from oars.adapt.torch.context import ctx, own
 from oars.adapt.torch.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import Rows
 from oars.adapt.torch.steps import write_ledger
+from oars.engine import Astray
 from oars.engine.world import RankLost
 from oars.exchange.compressed import exchange_by
 
@@ -50,6 +51,7 @@ class Gradients:
         self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
         self.interrupt = False
         self.passing_over = False  # the next optimizer step is left out
+        self.compared = False  # the ranks' weights, at the first exchange
 
     # -- leaves
 
@@ -265,7 +267,7 @@ class Gradients:
     def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted], np.int64)
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
@@ -278,6 +280,11 @@ class Gradients:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
                                        "differently on some ranks")
                 return self._exchange_union(plan)
+            if len(set(headers[:, 3].tolist()) - {1}) > 1:
+                raise Astray("oars: the ranks' weights are not the same before the first step: the script makes them "
+                             "in another order on each rank (by a set of modules or tensors? use a list), or draws "
+                             "them from numbers without a common seed (seed it)")
+            self.compared = True
             if on_gpu:
                 _average_on_gpu(gradients)
             elif plan.nbytes:
