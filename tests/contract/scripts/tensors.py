@@ -230,7 +230,7 @@ def by_other_names():
             torch.quantile(a, q=0.5, dim=1), torch.unbind(input=a, dim=1)[0], torch.matmul(input=a, other=a.T),
             torch.reshape(input=a, shape=(-1, 2)), torch.addmm(input=a[:, :1], mat1=a, mat2=a[:6].T),
             torch.outer(input=a[:, 0], vec2=b), torch.where(condition=a > 0, input=a, other=b[:, None]),
-            F.pairwise_distance(x1=a, x2=-a)]
+            F.pairwise_distance(x1=a, x2=-a), torch.mv(input=a, vec=a[0]), torch.msort(a)]
     for out in made:
         print(list(out.shape), *out.sum(0).flatten().tolist()[:4], out.reshape(-1)[-1].item())
 

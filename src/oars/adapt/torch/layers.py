@@ -162,7 +162,7 @@ def one_hot(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__")
 def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
     """Rows times a matrix: rows; a product over the batch: a sum over ranks; rows times rows: one is gathered."""
-    a, b = args[:2] if len(args) > 1 else (args[0], kwargs.get("mat2", kwargs.get("other")))
+    a, b = args[:2] if len(args) > 1 else (args[0], *kwargs.values())[:2]  # (other, mat2 or vec)
     if func.__name__ == "__rmatmul__":
         a, b = b, a
     if kwargs.get("out") is not None or a.dim() == 0 or b.dim() == 0:

@@ -144,7 +144,7 @@ def where(func: Any, args: tuple, kwargs: dict) -> Any:
 ALONG: dict[str, tuple[int, Any, bool]] = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
                      "special_softmax", "special_log_softmax", "_softmax", "cumsum_", "cumprod_"), (1, None, True)),
-    **dict.fromkeys(("sort", "argsort", "msort", "glu"), (1, -1, True)),
+    **dict.fromkeys(("sort", "argsort", "glu"), (1, -1, True)),
     **dict.fromkeys(("topk", "renorm"), (2, -1, True)),
     **dict.fromkeys(("flip",), (1, None, True)),
     **dict.fromkeys(("roll",), (2, None, True)),
