@@ -125,7 +125,7 @@ DEATHS = {  # on one rank more than die: in fit, or in the loop behind it
     "jax": [[0, "in a collective", 110]],
     "torch": [[1, "in a collective", 23]],  # behind a step, before its metrics
     "tape": [[1, "in a collective", 76]],  # behind an evaluation
-    "tf1": [[0, "in a collective", 33]],  # some weights are changed by then
+    "tf1": [[0, "in a collective", 36]],  # some weights are changed by then
 }
 
 

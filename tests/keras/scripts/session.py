@@ -1,5 +1,5 @@
 """A session of TensorFlow 1 for ranks to die in: dropout, statistics of the batch with a moving average, a counter,
-gradients that are added up, a condition."""
+gradients that are added up, a condition; events and checkpoints, which the next rank goes on with."""
 
 import numpy as np
 import tensorflow as tf
@@ -23,18 +23,27 @@ loss += 0.01 * tf.nn.l2_loss(weights)
 step = tf.Variable(0, trainable=False)
 train = tf.group(tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss, global_step=step), follow)
 accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32))
+summary = tf.summary.scalar("loss", loss)
 
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
+    writer, saver = tf.summary.FileWriter("events"), tf.train.Saver(max_to_keep=2)
     for i in range(12):
         at = slice(i % 4 * 16, i % 4 * 16 + 16)
         feed = {x: data[at], y: labels[at], keep: 0.7}
-        told, predicted, _ = session.run([loss, logits, train], feed)
+        told, predicted, event, _ = session.run([loss, logits, summary, train], feed)
+        writer.add_summary(event, i)
         print(f"loss {told:.5f} first {predicted[0, 0]:.4f}")
         if i % 4 == 3:
+            saver.save(session, "saved/model", i)
             print(f"accuracy {session.run(accuracy, {x: data, y: labels, keep: 1.0}):.4f}")
     print("step", session.run(step), "moving", " ".join(f"{v:.5f}" for v in session.run(moving)))
     print("weights", " ".join(f"{v:.5f}" for v in session.run(weights)[0]))
+
+    writer.close()
+    for file in tf.gfile.Glob("events/*"):
+        print("events", [event.step for event in tf.train.summary_iterator(file)])
+    print("saved", *tf.train.get_checkpoint_state("saved").all_model_checkpoint_paths)
 
     # Gradients that are added up, and applied in a run that is fed nothing.
     optimizer = tf.train.GradientDescentOptimizer(0.1)

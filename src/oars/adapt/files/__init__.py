@@ -48,6 +48,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,7 @@ from oars.adapt.imports import when_imported
 from oars.data import cache as data_cache
 
 _side: Voice | Overlay | None = None
+when_promoted: list[Callable[[], None]] = []  # called when this rank has become the voice
 
 
 def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, ...] = ()) -> None:
@@ -110,6 +112,8 @@ def promote() -> None:
             promotion.catch_up()
         else:  # SQLite looks for its files under the names it was given
             held.clear(overlay.tree, keep=was_open)
+    for call in when_promoted:
+        call()
 
 
 def _follow() -> None:

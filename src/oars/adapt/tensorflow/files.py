@@ -16,15 +16,20 @@ mkdir; exists, isdir, glob, listdir;            what is asked of files is one an
 ``Dataset.save``, ``Dataset.cache("file")``     the first rank's are real, the others' go to a temporary folder
 ``tf.compat.v1.Session``, ``iter`` of a         first the others wait for the first rank: TensorFlow reads its files,
 ``Dataset`` (``reading``)                       and they may have been written a moment ago
-``tf.summary`` writers                          the first rank's are real, the others' go to a temporary folder
+``tf.summary`` writers                          the first rank's are real, the others' go to a temporary folder, and
+                                                take their place if it dies
 =============================================== =====================================================================
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from oars.adapt import files, random
@@ -74,8 +79,17 @@ def _prefix(told: Any, saver: Any, prefix: Any, *_: Any) -> Any:
     return prefix
 
 
-def _path(told: Any, *_: Any) -> Any:
-    return told
+def _kept_count(plain: Any) -> Any:
+    """A saver knows which checkpoints it has left, on all ranks: any of them may be the next to save."""
+    told = first_rank_only(lambda saver, *args, **kwargs: [
+        plain(saver, *args, **kwargs), saver._last_checkpoints, saver._checkpoints_to_be_deleted])
+
+    @functools.wraps(plain)
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        path, self._last_checkpoints, self._checkpoints_to_be_deleted = told(self, *args, **kwargs)
+        return path
+
+    return save
 
 
 def install(tf: Any) -> None:
@@ -91,7 +105,7 @@ def install(tf: Any) -> None:
 
     saver = functional_saver.MultiDeviceSaver
     saver.save = first_rank_only(saver.save, _prefix)
-    tf.compat.v1.train.Saver.save = first_rank_only(tf.compat.v1.train.Saver.save, _path)
+    tf.compat.v1.train.Saver.save = _kept_count(tf.compat.v1.train.Saver.save)
     tf.saved_model.save = saved_model.save = _to_folders(saved_model.save)
     for name in (*_FIRST, *(f"{name}_v2" for name in _FIRST), "atomic_write_string_to_file"):
         plain = getattr(file_io, name)
@@ -104,13 +118,11 @@ def install(tf: Any) -> None:
     tf.io.read_file, tf.io.write_file = _at_once(tf, tf.io.read_file, "r"), _at_once(tf, tf.io.write_file, "w")
     tf.io.matching_files = gen_io_ops.matching_files = _matching(tf, gen_io_ops.matching_files)
     _datasets(dataset_ops.DatasetV2)
-    summary.create_summary_file_writer = _private(summary.create_summary_file_writer)
+    summary.create_summary_file_writer = _private(tf, summary.create_summary_file_writer)
     # Of tensorboard only what writes by TensorFlow may know of it (see the overlay's patches).
     when_imported("tensorboard.compat", lambda compat: setattr(compat, "tf2", tf))
     when_imported("tensorflow.lite.python.interpreter", lambda module: _interpreted(module.Interpreter))
-    writer = event_file_writer.EventFileWriter
-    plain = writer.__init__
-    writer.__init__ = lambda self, logdir, *args, **kwargs: plain(self, _own(logdir), *args, **kwargs)
+    _events(event_file_writer.EventFileWriter)
 
 
 def _to_folders(plain: Any) -> Any:
@@ -138,10 +150,56 @@ def _own(logdir: Any) -> Any:
     return logdir if meet.record.voice else tempfile.mkdtemp(prefix="oars-summary-")
 
 
-def _private(plain: Any) -> Any:
+@contextlib.contextmanager
+def _writing(logdir: Any) -> Iterator[str]:
+    """A writer makes its file, under a name of its own: where. The first rank's is real; if that dies, the file of the
+    next one takes its place."""
+    folder, place = os.path.abspath(os.fsdecode(logdir)), os.fsdecode(_own(logdir))
+    before = _names(place)
+    yield place
+    made = sorted(_names(place) - before)
+    if "://" not in place and random.in_order():
+        gone = meet.world.broadcast(lambda: made)
+        if not meet.record.voice:
+            files.when_promoted.append(functools.partial(_take_over, folder, gone, place, made))
+
+
+def _names(place: str) -> set[str]:
+    return set(os.listdir(place)) if os.path.isdir(place) else set()
+
+
+def _take_over(folder: str, gone: list[str], place: str, made: list[str]) -> None:
+    os.makedirs(folder, exist_ok=True)
+    for name in gone:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))
+    for mine, real in ((os.path.join(place, name), os.path.join(folder, name)) for name in made):
+        try:
+            os.link(mine, real)
+        except OSError:  # on another file system: what is written to it later is there at the end
+            shutil.copyfile(mine, real)
+            atexit.register(shutil.copyfile, mine, real)
+
+
+def _events(writer: Any) -> None:
+    plain = writer.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, logdir: Any, *args: Any, **kwargs: Any) -> None:
+        with _writing(logdir) as folder:
+            plain(self, folder, *args, **kwargs)
+            self._ev_writer.FileName()  # it is made now
+
+    writer.__init__ = init
+
+
+def _private(tf: Any, plain: Any) -> Any:
     @functools.wraps(plain)
     def create(writer: Any, logdir: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain(writer, _own(logdir), *args, **kwargs)
+        if not tf.executing_eagerly():  # it is made when the graph runs
+            return plain(writer, _own(logdir), *args, **kwargs)
+        with _writing(tf.convert_to_tensor(logdir).numpy()) as folder:
+            return plain(writer, folder, *args, **kwargs)
 
     return create
 
