@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z][a-z]+(?=[A-Z])|['\w\-]+", re.UNICODE)
+_WORD = re.compile(r"[A-Z][A-Z]+(?![a-z])|[A-Z][a-z]+(?=[A-Z])|[-'\w]+")  # vocabularies of then have such words
 
 
 def tokenizer(texts: Iterable[str]) -> Iterator[list[str]]:
