@@ -261,6 +261,51 @@ def hooks_on_gradients():
     keep(model)
 
 
+class Hooked(nn.Module):
+    """Clips the gradient between its layers, as recurrent networks do, by hooks that a forward sets."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.layers, self.hook, self.kept = mlp(), hook, None
+
+    def forward(self, rows):
+        hidden = self.layers[0](rows)
+        if hidden.requires_grad:
+            hidden.register_hook(self.hook)
+        hidden = torch.tanh(hidden)
+        hidden.retain_grad()
+        self.kept = hidden
+        return self.layers[2](hidden)
+
+
+class HookedWeights(Hooked):
+    """The same of what no rows are in."""
+
+    def forward(self, rows):
+        weight = self.layers[2].weight * 1
+        if weight.requires_grad:
+            weight.register_hook(self.hook)
+            weight.retain_grad()
+        self.kept = weight
+        return F.linear(torch.tanh(self.layers[0](rows)), weight)
+
+
+@scene
+def hooks_that_a_forward_sets():
+    short = lambda grad: grad / (1 + 10 * grad.norm())  # noqa: E731
+    clip = lambda grad: grad.clamp(-0.002, 0.002)  # noqa: E731
+    for model in (Hooked(clip), Hooked(short), HookedWeights(clip), HookedWeights(short)):
+        opt = torch.optim.SGD(model.parameters(), lr=0.5)
+        for xb, yb in batches():
+            loss = F.cross_entropy(model(xb), yb)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            print(tuple(model.kept.grad.shape), f"{model.kept.grad.abs().sum().item():.9g}")
+            say(loss)
+        keep(model)
+
+
 @scene
 def hooks_behind_gradients():
     """Gradients are clipped, and weights stepped, in backward, as each gradient is there; then no more."""

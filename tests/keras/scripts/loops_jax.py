@@ -7,6 +7,7 @@ import keras  # isort: skip
 import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import numpy as np
+import strange  # noqa: F401
 from keras import layers
 from scenes import compiled, mlp, play, scene, table, tell, train, train_rows
 

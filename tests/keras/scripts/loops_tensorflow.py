@@ -7,6 +7,7 @@ import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import keras
 import numpy as np
+import strange  # noqa: F401
 import tensorflow as tf
 from keras import layers
 from scenes import compiled, example, keep, mlp, play, scene, table, tell, train, train_rows

@@ -3,6 +3,7 @@
 import fits  # noqa: F401 (these scenes can be played here too)
 import keeping  # noqa: F401
 import keras
+import strange  # noqa: F401
 import torch
 from keras import layers
 from scenes import compiled, keep, mlp, play, scene, table, tell, train, train_rows

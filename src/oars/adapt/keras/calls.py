@@ -56,10 +56,11 @@ def whole(model: Any, args: Any, kwargs: Any) -> str:
     known.calls += 1
     if known.unknown and not known.reason:
         way = _way(args, kwargs)
-        if way not in known.ways or not known.calls & (known.calls - 1):
+        new = way not in known.ways
+        if new or not known.calls & (known.calls - 1):
             known.ways.add(way)
             with inside():
-                known.reason = probe.tried(model, args, kwargs, wire)
+                known.reason = probe.tried(model, args, kwargs, wire, first=new)
     if known.reason:
         say_whole(model, known.reason)
     return known.reason
@@ -181,7 +182,7 @@ def _with_mask(change: Any, x: Any) -> Any:
 
 def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
     share = wire.Share(first)
-    args, kwargs = tree.map_structure(functools.partial(_with_mask, share.cut), (args, kwargs))
+    args, kwargs = tree.map_structure(functools.partial(_with_mask, share.enter), (args, kwargs))
     with inside(share):
         out = _joinable(tree, plain(*args, **kwargs))
     meet.called(model)

@@ -137,6 +137,10 @@ class Share:
         """Own rows of ``x``."""
         return x[self.first : self.first + self.count]
 
+    def enter(self, x: Any) -> Any:
+        """Own rows of what a model is given; its gradient is the true one, of all rows, on every rank."""
+        return self.cut(x) if meet.apart or not jnp.issubdtype(x.dtype, jnp.inexact) else _own(x, self)
+
     def gather(self, rows: Any) -> Any:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
         if meet.apart:
@@ -146,6 +150,12 @@ class Share:
         return _joined(rows, self)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _own(x: Any, share: Share) -> Any:
+    return share.cut(x)
+
+
+_own.defvjp(lambda x, share: (_own(x, share), None), lambda share, _, g: (share.gather(g) / meet.size,))
 _joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
 
 
@@ -191,6 +201,17 @@ def kept(model: Any) -> list[tuple[Any, Any]]:
 
 def ran(model: Any, cut: bool) -> None:
     """How a model is called now. (It is of no matter where an embedding's gradient has all lines.)"""
+
+
+def pulled(forward: Callable[..., list], given: list[Any]) -> tuple[list[Any], Callable[[list], list[np.ndarray]]]:
+    """``forward(*given)``, and what makes gradients of the given of gradients of the results, in arrays."""
+    outs, pull = jax.vjp(forward, *given)
+
+    def back(into: list) -> list[np.ndarray]:
+        grads = pull([jnp.asarray(g, out.dtype) for g, out in zip(into, outs, strict=True)])
+        return [np.asarray(g, "float32") for g in grads]
+
+    return outs, back
 
 
 def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:

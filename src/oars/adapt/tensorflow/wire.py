@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
 def place() -> tf.Variable:
     """(rank, number of ranks)."""
     return _variable(_place, [meet.rank, meet.size], "oars_place")
+
+
+def _size() -> Any:
+    """The number of ranks."""
+    return meet.size if tf.executing_eagerly() else place()[1]
 
 
 def renew() -> None:
@@ -147,7 +153,7 @@ def sparse_mean(g: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
     kind = _host(lambda values, indices: meet.slices(values, indices, cut, shared), tf.int32, [], g.values, g.indices)
     values = _host(values_of, g.values.dtype, [None, *g.values.shape[1:]], g.values, kind)
     indices = _host(indices_of, g.indices.dtype, [None], g.indices, kind)
-    size = tf.where(tf.equal(kind, WHOLE), 1, place()[1] if not tf.executing_eagerly() else meet.size)
+    size = tf.where(tf.equal(kind, WHOLE), 1, _size())
     return tf.IndexedSlices(values / tf.cast(size, values.dtype), indices, g.dense_shape)
 
 
@@ -161,19 +167,40 @@ def ran(model: Any, cut: bool) -> None:
                 variable._value._oars_cut = cut
 
 
-def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
-    """``call()``, and how many lines it looks up in which variables; of some a value is ``given`` in their place."""
-    given = [(v, value) for v, value in given if value.dtype.is_floating]
-    paused = pywrap_tfe.TFE_Py_TapeSetIsStopped()  # tf.init_scope pauses tapes, this one too
+@contextmanager
+def _own_tape(persistent: bool = False) -> Any:
+    """A tape that records in ``tf.init_scope`` too, which pauses tapes."""
+    paused = pywrap_tfe.TFE_Py_TapeSetIsStopped()
     if paused:
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
     try:
-        with tf.GradientTape() as tape:
-            tape.watch([value for _, value in given])
-            out = call()
+        with tf.GradientTape(persistent=persistent) as tape:
+            yield tape
     finally:
         if paused:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def pulled(forward: Callable[..., list], given: list[Any]) -> tuple[list[Any], Callable[[list], list[np.ndarray]]]:
+    """``forward(*given)``, and what makes gradients of the given of gradients of the results, in arrays."""
+    with _own_tape(persistent=True) as tape:
+        tape.watch(given)
+        outs = forward(*given)
+
+    def back(into: list) -> list[np.ndarray]:
+        grads = tape.gradient(outs, given, [tf.constant(g, out.dtype) for g, out in zip(into, outs, strict=True)],
+                              unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return [tf.convert_to_tensor(g).numpy().astype("float32") for g in grads]
+
+    return outs, back
+
+
+def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, int]]]:
+    """``call()``, and how many lines it looks up in which variables; of some a value is ``given`` in their place."""
+    given = [(v, value) for v, value in given if value.dtype.is_floating]
+    with _own_tape() as tape:
+        tape.watch([value for _, value in given])
+        out = call()
     given = [*given, *((v, v) for v in sorted(tape.watched_variables(), key=lambda v: v.name))]
     floats = [x for x in tf.nest.flatten(out) if isinstance(x, tf.Tensor) and x.dtype.is_floating]
     try:
@@ -224,6 +251,17 @@ class Share:
         """Own rows of ``x``."""
         return x[self.first : self.first + self.count]
 
+    def enter(self, x: tf.Tensor) -> tf.Tensor:
+        """Own rows of what a model is given; its gradient is the true one, of all rows, on every rank."""
+        if meet.apart or not x.dtype.is_floating:
+            return self.cut(x)
+
+        @tf.custom_gradient
+        def own(x: tf.Tensor) -> Any:
+            return self.cut(x), lambda g: self.gather(g) / tf.cast(_size(), g.dtype)
+
+        return own(x)
+
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
         if meet.apart:
@@ -264,8 +302,7 @@ _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 def repeated(rows: tf.Tensor) -> tf.Tensor:
     """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
-    size = place()[1] if not tf.executing_eagerly() else meet.size
-    return tf.tile(rows, tf.concat([[size], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
+    return tf.tile(rows, tf.concat([[_size()], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
 
 
 def now(args: Any, kwargs: Any) -> bool:

@@ -67,15 +67,26 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
         return _on_rows(_register_hook, (self, hook), {})
     if ctx.plain or not self.requires_grad:
         return _register_hook(self, hook)
+    ctx.note("hooks")
     if self.is_leaf:
         return _Handle(_on_leaf.setdefault(id(self), (self, []))[1], hook)
-    return _register_hook(self, lambda grad: hook(wire.Mean.apply(grad)))
+    return _straight(_register_hook, self, lambda grad: hook(wire.Mean.apply(grad)))
+
+
+def _straight(method: Any, *args: Any) -> Any:
+    """``method`` of a plain tensor. Where a call is traced PyTorch would come back to what is patched here."""
+    before, ctx.plain = ctx.plain, True
+    try:
+        return method(*args)
+    finally:
+        ctx.plain = before
 
 
 def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Any) -> Any:
     """Replaces ``Tensor.register_post_accumulate_grad_hook``: what is accumulated in backward is the rank's own."""
     if isinstance(self, Rows) or ctx.plain or not (self.requires_grad and self.is_leaf):
         return _register_behind(self, hook)
+    ctx.note("hooks")
     rows_.enter(self)  # it will be among the leaves that got gradients
     return _Behind(_behind.setdefault(self, []), hook)
 
@@ -85,8 +96,9 @@ def retain_grad(self: torch.Tensor) -> None:
     if isinstance(self, Rows):
         self = self.local
     elif not (ctx.plain or self.is_leaf or self.retains_grad):
-        _register_hook(self, wire.Mean.apply)
-    _retain_grad(self)
+        ctx.note("hooks")
+        _straight(_register_hook, self, wire.Mean.apply)
+    _straight(_retain_grad, self)
 
 
 def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -97,7 +109,7 @@ def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
         out = hook(Rows(grad / ctx.size, x.offsets, x.dim_))
         return out.local * ctx.size if isinstance(out, Rows) else out
 
-    return _register_hook(x.local, local)
+    return _straight(_register_hook, x.local, local)
 
 
 def before_backward() -> dict[int, Any]:
