@@ -30,8 +30,10 @@ SCENES = {
                   "eager_loop compiled_loop_with_updates_by_hand gan functions_in_functions without_keras "
                   "example_of_a_loop whole_beside_cut restored_before_built files_of_images words_and_places "
                   "loss_of_each_row words_that_are_all_the_same words_for_numbers mirrored "
-                  "weights_without_names served far_from_right loops_in_a_graph",
-    "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand",
+                  "weights_without_names served far_from_right loops_in_a_graph gradients_of_ones_own "
+                  "a_clipping_between_models a_look_at_all_rows a_model_that_counts",
+    "jax": "small_batches batchnorm dropout tables callbacks sampler train_step stateless_loop updates_by_hand "
+           "gradients_of_ones_own a_clipping_between_models",
     "torch": "",
 }
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
@@ -88,7 +90,9 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         (events,) = run.folder.glob("oars-runs/*/events.jsonl")
         assert re.findall(r"whole on every rank, no faster: ([\w ]+)", events.read_text()) == [
             "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
-            "a gradient goes through a loop or a branch around it"]
+            "a gradient goes through a loop or a branch around it", *["a gradient in it is not linear "] * 2,
+            "on the way back its rows depend on each other", "a gradient in it is not linear ",
+            "its rows depend on each other"]
 
 
 NORMALISED = """

@@ -133,7 +133,7 @@ def test_a_script_that_changes_weights_itself_is_stopped_with_one_line(tmp_path)
     (tmp_path / "clips.py").write_text(CLIPS)
     run = Run(tmp_path, "-n", "2", "--sync", "server", "clips.py")
     assert run.code == 1 and "Traceback" not in run.err
-    assert "oars: --sync server: this script changes weights itself after step(), of which the servers would" in run.err
+    assert "oars: --sync server: this script changes weights itself after step(), or by two optimizers" in run.err
 
 
 @pytest.mark.parametrize("words, line", [

@@ -64,8 +64,8 @@ class Served:
     def check(self) -> None:
         """The weights are as they were; what the script made of them would be lost, without a word."""
         if not all(map(torch.equal, self._seen, map(_few, self.tensors))):
-            refuse("--sync server: this script changes weights itself after step(), of which the servers would not "
-                    "know: use --sync allreduce", 1)
+            refuse("--sync server: this script changes weights itself after step(), or by two optimizers, of which the "
+                   "servers would not know: use --sync allreduce", 1)
 
     def contents(self, optimizer: Optimizer, shard: Shard) -> np.ndarray:
         """A shard's weights, settings and state, for who is to hold it."""
