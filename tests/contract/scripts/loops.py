@@ -261,6 +261,39 @@ def hooks_on_gradients():
     keep(model)
 
 
+class Hooked(nn.Module):
+    """Clips the gradient between its layers, as recurrent networks do, by hooks that a forward sets."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.layers, self.hook, self.kept = mlp(), hook, None
+
+    def forward(self, rows):
+        hidden = self.layers[0](rows)
+        if hidden.requires_grad:
+            hidden.register_hook(self.hook)
+            self.layers[2].weight.sum().register_hook(lambda grad: grad)  # of what no rows are in
+        hidden = torch.tanh(hidden)
+        hidden.retain_grad()
+        self.kept = hidden
+        return self.layers[2](hidden)
+
+
+@scene
+def hooks_that_a_forward_sets():
+    for hook in (lambda grad: grad.clamp(-0.002, 0.002), lambda grad: grad / (1 + 10 * grad.norm())):
+        model = Hooked(hook)
+        opt = torch.optim.SGD(model.parameters(), lr=0.5)
+        for xb, yb in batches():
+            loss = F.cross_entropy(model(xb), yb)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            print(tuple(model.kept.grad.shape), f"{model.kept.grad.abs().sum().item():.9g}")
+            say(loss)
+        keep(model)
+
+
 @scene
 def hooks_behind_gradients():
     """Gradients are clipped, and weights stepped, in backward, as each gradient is there; then no more."""

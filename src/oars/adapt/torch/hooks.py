@@ -69,7 +69,16 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
         return _register_hook(self, hook)
     if self.is_leaf:
         return _Handle(_on_leaf.setdefault(id(self), (self, []))[1], hook)
-    return _register_hook(self, lambda grad: hook(wire.Mean.apply(grad)))
+    return _straight(_register_hook, self, lambda grad: hook(wire.Mean.apply(grad)))
+
+
+def _straight(method: Any, *args: Any) -> Any:
+    """``method`` of a plain tensor. Where a call is traced PyTorch would come back to what is patched here."""
+    before, ctx.plain = ctx.plain, True
+    try:
+        return method(*args)
+    finally:
+        ctx.plain = before
 
 
 def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Any) -> Any:
@@ -85,8 +94,8 @@ def retain_grad(self: torch.Tensor) -> None:
     if isinstance(self, Rows):
         self = self.local
     elif not (ctx.plain or self.is_leaf or self.retains_grad):
-        _register_hook(self, wire.Mean.apply)
-    _retain_grad(self)
+        _straight(_register_hook, self, wire.Mean.apply)
+    _straight(_retain_grad, self)
 
 
 def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -97,7 +106,7 @@ def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
         out = hook(Rows(grad / ctx.size, x.offsets, x.dim_))
         return out.local * ctx.size if isinstance(out, Rows) else out
 
-    return _register_hook(x.local, local)
+    return _straight(_register_hook, x.local, local)
 
 
 def before_backward() -> dict[int, Any]:
