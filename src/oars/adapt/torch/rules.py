@@ -145,7 +145,7 @@ ALONG: dict[str, tuple[int, Any, bool]] = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
                      "special_softmax", "special_log_softmax", "_softmax", "cumsum_", "cumprod_"), (1, None, True)),
     **dict.fromkeys(("sort", "argsort", "glu"), (1, -1, True)),
-    **dict.fromkeys(("topk", "renorm"), (2, -1, True)),
+    **dict.fromkeys(("topk",), (2, -1, True)),
     **dict.fromkeys(("flip",), (1, None, True)),
     **dict.fromkeys(("roll",), (2, None, True)),
     **dict.fromkeys(("normalize",), (2, 1, True)),
@@ -281,6 +281,8 @@ def extreme(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -
 def norm(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
     """The 2-norm over the whole batch from every rank's own squares."""
     p = kwargs.get("p", kwargs.get("ord", args[1] if len(args) > 1 else None))
+    if func.__name__ == "linalg_norm" and p in (2, 2.0) and x.local.dim() == 2:
+        raise Unsplit  # a matrix's largest singular value
     if dims is not None or p not in (None, 2, 2.0, "fro") or set(kwargs) - {"p", "ord", "input"} or len(args) > 2:
         raise Unsplit
     ctx.note("combine")
