@@ -25,6 +25,7 @@ RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); f
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 enter: Callable[[torch.Tensor], bool] = bool  # told of plain tensors that meet rows
+leaves: Callable[[list, list], None] = print  # told of what came out of, and went into, a call on plain own rows
 perform: Callable = id  # does an operation, and again if a rank is lost on the way: lineage.py's
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
@@ -33,6 +34,10 @@ DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "
 
 class Unsplit(Exception):
     """Raised by a rule that cannot work on own rows: gather instead."""
+
+
+class Otherwise(Exception):
+    """A call on plain own rows does something else than when it was watched: it is done again, watched."""
 
 
 class BatchSize(int):
@@ -59,6 +64,10 @@ class BatchSize(int):
 
     def __ne__(self, other: Any) -> bool:
         return int.__ne__(self, other) if isinstance(other, BatchSize) else self._used("__ne__", other)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        ctx.note("size")
+        return getattr(ufunc, method)(*[int.__int__(a) if isinstance(a, BatchSize) else a for a in args], **kwargs)
 
     __hash__ = int.__hash__
 
@@ -93,11 +102,15 @@ class Sized(TorchFunctionMode):
             out = func(*args, **(kwargs or {}))
         finally:
             Sized.on = True
-        leaves = tree_leaves((args, kwargs))
-        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in leaves):
+        if kwargs and kwargs.get("generator") is not None:
+            ctx.note("random")
+        given = tree_leaves((args, kwargs))
+        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in given):
             for o in tree_leaves(out):
                 if isinstance(o, torch.Tensor) and not isinstance(o, Rows):
                     Sized.made[o] = True
+                    if not any(s % ctx.traces[0].rows == 0 for s in o.shape):
+                        ctx.note("size")  # what is left of the batch's size is a value
         return out
 
 
@@ -121,6 +134,7 @@ class Rows(torch.Tensor):
         rows.made, rows.version, rows.era = None, local._version, ctx.era
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
+            trace.known.add(id(rows))
         return rows
 
     @property
@@ -136,6 +150,7 @@ class Rows(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
+        see(args, kwargs)
         if name == "__get__" or name == "__set__":
             attribute = func.__self__.__name__
             if name == "__get__" and attribute in _DERIVED:
@@ -176,6 +191,19 @@ class Rows(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = whole(self, "pickle")
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
+
+
+def see(*args: Any) -> None:
+    """Rows that a model has not been given, nor made (another module's attribute, a variable around it), are rows in
+    its calls on plain own rows, too."""
+    if ctx.split is not None:
+        raise Otherwise
+    if ctx.traces:
+        for a in tree_leaves(args):
+            if isinstance(a, Rows):
+                for trace in ctx.traces:
+                    if id(a) not in trace.known:
+                        trace.events.append("rows from elsewhere")
 
 
 def operate(func: Any, args: tuple, kwargs: dict) -> Any:
