@@ -75,8 +75,11 @@ def the_size_as_a_value():
     for after in (lambda m, h, r: h / torch.tensor(r.shape[0]), lambda m, h, r: h * torch.ones(r.shape[0]).sum(),
                   lambda m, h, r: h + torch.full((3,), r.shape[0]) * torch.arange(3),
                   lambda m, h, r: h * (m.net[0].bias[:3] / r.shape[0]), lambda m, h, r: h * r.new_tensor(r.shape[0]),
-                  lambda m, h, r: h * math.log(r.shape[0]), lambda m, h, r: h * np.sqrt(r.shape[0])):
-        descend(Around(after))
+                  lambda m, h, r: h * math.log(r.shape[0]), lambda m, h, r: h * np.sqrt(r.shape[0]),
+                  lambda m, h, r: h * torch.zeros(r.shape[0], 2).shape[0] / 10,
+                  lambda m, h, r: h * len(torch.zeros(r.size(0))) / 10, lambda m, h, r: h * abs(r.shape[0]) / 10,
+                  lambda m, h, r: h * divmod(r.shape[0], 5)[1] * (r.shape[0] & 7)):
+        descend(Around(after), epochs=1)
 
 
 @scene
@@ -109,6 +112,23 @@ def switched_from_outside():
         switch[0] = 4 < calls[0] < 8
 
     descend(model, update=turn, epochs=4)
+
+
+@scene
+def decided_by_a_counter():
+    """Which is a buffer: no attribute changes."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, rows):
+            self.calls += 1
+            out = self.net(rows)
+            return out - out.mean(0) if int(self.calls) % 5 == 3 else out
+
+    descend(Net(), epochs=3)
 
 
 @scene
@@ -186,6 +206,39 @@ def hooks_on_leaves_whose_gradients_are_handed_out():
             for p, grad in zip(model.parameters(), grads, strict=True):
                 p -= 0.1 * grad
         say(sum(grad.abs().sum() for grad in grads))
+    keep(model)
+
+
+@scene
+def batches_changed_in_views():
+    """By row, by slice, as an array; between calls of a model that takes plain own rows by then."""
+    model = mlp()
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(xb, yb):
+        loss = F.cross_entropy(model(xb), yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+
+    for xb, yb in [batch for _ in range(2) for batch in DataLoader(TensorDataset(x.clone(), y), 14)]:
+        for i, row in enumerate(xb):
+            row.mul_(0.1 * i)
+        step(xb, yb)
+        some = xb[2:5]
+        some += 1
+        step(xb, yb)
+        array = xb.numpy()
+        array[1] = 3
+        step(xb, yb)
+        array[5] = -2
+        say(model(F.dropout(xb, 0.1)).sum())
+        np.asarray(xb)[3] = 5
+        say(xb.sum())
+        flips = torch.rand(len(xb)) < 0.5
+        xb[flips] = xb[flips].flip(-1)
+        step(xb, yb)
     keep(model)
 
 

@@ -145,6 +145,7 @@ def _put_back(buffers: list, before: list, counts: dict) -> None:
 
 def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     leaves, spec = tree_flatten((args, kwargs))
+    rows_.settle(leaves)
     hooked = bool(self._backward_hooks or self._backward_pre_hooks or hooks_of_all._global_backward_hooks
                   or hooks_of_all._global_backward_pre_hooks)
     nested = nests(self, args, kwargs)

@@ -57,6 +57,7 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         part = not linear and any(_goes_back(a) and not a.is_leaf for a in args)
         return _with_true_gradients(out) if part else out
     rows_.see(args)
+    rows_.settle(args)
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 

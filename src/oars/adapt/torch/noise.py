@@ -52,6 +52,7 @@ def _note(dim: int, offsets: Offsets) -> None:
 
 def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Rows:
     rows_.see(x)
+    rows_.settle((x,))
     base = x.offsets
     _note(x.dim_, base)
     if not training or p == 0:

@@ -153,6 +153,7 @@ def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight:
     """nn.functional.batch_norm, over the global batch where the input is rows of one."""
     if isinstance(input, Rows):
         rows_.see(input)
+        rows_.settle((input,))
     if isinstance(input, Rows) and not ctx.busy:
         return rows_.perform(_again, batch_norm, (input, running_mean, running_var, weight, bias, training, momentum,
                                                   eps), {})

@@ -7,6 +7,7 @@ and the few functions of ``wire.py``.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -77,7 +78,8 @@ def _noticing(op: str) -> Callable:
 
 
 for _op in (
-    "add radd sub rsub truediv rtruediv rfloordiv mod rmod pow rpow lt le gt ge neg bool float int str repr format"
+    "add radd sub rsub truediv rtruediv rfloordiv mod rmod divmod rdivmod pow rpow lt le gt ge neg pos abs invert and "
+    "rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil bool float int str repr format"
 ).split():
     setattr(BatchSize, f"__{_op}__", _noticing(f"__{_op}__"))
 
@@ -104,6 +106,8 @@ class Sized(TorchFunctionMode):
             Sized.on = True
         if kwargs and kwargs.get("generator") is not None:
             ctx.note("random")
+        if getattr(func, "__name__", "") in _READS and not any(isinstance(a, Rows) for a in args) and _by_the_script():
+            ctx.note("read")  # a counter, say, that decides what is done
         given = tree_leaves((args, kwargs))
         if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in given):
             for o in tree_leaves(out):
@@ -111,7 +115,29 @@ class Sized(TorchFunctionMode):
                     Sized.made[o] = True
                     if not any(s % ctx.traces[0].rows == 0 for s in o.shape):
                         ctx.note("size")  # what is left of the batch's size is a value
+            if getattr(func, "__name__", "") in ("__len__", "numel", "nelement"):
+                ctx.note("size")
+            return _noticed(out)
         return out
+
+
+_READS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "numpy", "__array__", "equal", "allclose",
+          "is_nonzero", "__contains__"}
+
+
+def _by_the_script() -> bool:
+    """Whether a value is read by the model's own code, not by PyTorch's nor by ours."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("adapt/torch/reads.py"):
+        frame = frame.f_back
+    return frame is not None and "/torch/" not in frame.f_code.co_filename and "/oars/" not in frame.f_code.co_filename
+
+
+def _noticed(size: Any) -> Any:
+    """A size that is the batch's, asked of a plain tensor."""
+    if isinstance(size, torch.Size):
+        return torch.Size(map(_noticed, size))
+    return BatchSize(size) if type(size) is int and size and size % ctx.traces[0].rows == 0 else size
 
 
 class Rows(torch.Tensor):
@@ -179,7 +205,7 @@ class Rows(torch.Tensor):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         ctx.note("read")
-        array = whole(self, "__array__").numpy()
+        array = lend(self, whole(self, "__array__").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __deepcopy__(self, memo: dict) -> Rows:
@@ -212,13 +238,11 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     if kwargs:
         args, kwargs = _by_torchs_names(name, args, kwargs)
     grad, joined = torch.is_grad_enabled(), False
-    for mirror in recent:
-        mirror.settle()
+    settle(args)
     for a in args:
         if isinstance(a, Rows):
-            if a.mirror is not None:
-                a.mirror.settle()
-        elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
+            continue
+        if grad and isinstance(a, torch.Tensor) and a.requires_grad:
             joined |= enter(a)
     if joined and ctx.apart:  # who asks nobody could not tell, backward, its own rows' part from a part of every rank
         return gathered(func, args, kwargs)
@@ -255,6 +279,7 @@ class Mirror:
     def __init__(self, full: torch.Tensor, rows: Rows) -> None:
         self.full, self.local, self.dim, self.offsets = full, rows.local, rows.dim_, rows.offsets
         self.versions = full._version, rows.local._version
+        self.lent: Any = None  # weak reference to the NumPy array of the whole that the script has, and its values
 
     def fresh(self) -> bool:
         """Whether the whole still is that of the rows."""
@@ -262,10 +287,29 @@ class Mirror:
 
     def settle(self) -> None:
         """Take over what the script changed in views of the whole (``for row in x: row.clamp_(0, 1)``)."""
-        if self.full._version != self.versions[0]:
+        if self.full._version != self.versions[0] or (self.lent is not None and self._differs()):
             with torch.no_grad():
                 self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
             self.versions = self.full._version, self.local._version
+
+    def _differs(self) -> bool:
+        """Whether the script has written into the whole's array, of which no version tells. All ranks find the same."""
+        array, before = self.lent
+        same = bool(((self.full == before) | ((self.full != self.full) & (before != before))).all())
+        if array() is None:
+            self.lent = None
+        elif not same:
+            self.lent = array, self.full.clone()
+        return not same and self.local._version == self.versions[1]
+
+
+def settle(args: Any) -> None:
+    """Take over, before ``args`` are used, what the script changed in views of any whole."""
+    for mirror in recent:
+        mirror.settle()
+    for a in args:
+        if isinstance(a, Rows) and a.mirror is not None:
+            a.mirror.settle()
 
 
 recent: deque[Mirror] = deque(maxlen=8)  # of rows that may be gone already, views of other rows (``x.view(-1)[3:5]``)
@@ -299,6 +343,8 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
     (x,) = args
     ctx.note(f"gather {op}")
     tracked = x.local.requires_grad and torch.is_grad_enabled()
+    if x.mirror is not None:
+        x.mirror.settle()
     if not tracked and x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
         return x.mirror.full
     began = perf_counter()
@@ -308,6 +354,13 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
         recent.append(x.mirror)
     ctx.record.gather(f"{site()} {op}", perf_counter() - began, out.nbytes)
     return out
+
+
+def lend(x: Rows, array: Any) -> Any:
+    """The script gets an array of the whole, and may write into it."""
+    if x.mirror is not None:
+        x.mirror.lent = weakref.ref(array), x.mirror.full.clone()
+    return array
 
 
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
@@ -355,6 +408,8 @@ def _write_back(rows: Rows, full: torch.Tensor) -> None:
         rows.local = mine
     else:
         rows.local.copy_(mine)  # in place: other rows may be views of the same memory
+        if rows.mirror is not None and rows.mirror.full is full:
+            rows.mirror.versions = full._version, rows.local._version  # both have it
 
 
 _INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",

@@ -14,7 +14,7 @@ import torch
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own
-from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, beside_rows, cut, gathered, whole, wrap
+from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, beside_rows, cut, gathered, lend, whole, wrap
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
@@ -381,7 +381,8 @@ def deepcopy(func: Any, args: tuple, kwargs: dict) -> Any:
 def read(func: Any, args: tuple, kwargs: dict) -> Any:
     """The script reads values: the global ones."""
     ctx.note("read")
-    return gathered(func, args, kwargs)
+    out = gathered(func, args, kwargs)
+    return lend(args[0], out) if func.__name__ == "numpy" else out
 
 
 @rule("__iter__", "unbind")
