@@ -31,7 +31,7 @@ GROUPS = [
     ["tensors", "reductions", "files"],
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
-    ["found"],
+    ["found", "found_more"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine

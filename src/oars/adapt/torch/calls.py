@@ -14,45 +14,27 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks_of_all
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from oars.adapt import random
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
-from oars.adapt.torch.rows import BatchSize, Rows, whole
+from oars.adapt.torch.rows import BatchSize, Otherwise, Rows, whole
+from oars.adapt.torch.watching import Trace, hooks_of_all_modules, kind_of, nests, watching
 from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
-
-
-class Trace:
-    """What happened in a call that is being watched."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.made: list[Any] = []  # weak references to all rows made
-        self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
-        self.streams = random.fingerprint()
-
-    def see_streams(self) -> None:
-        """Note draws from the common streams that no rule made: what is decided by them may differ next time."""
-        now = random.fingerprint()
-        if now != self.streams:
-            self.events.append("random")
-            self.streams = now
 
 
 class Verdict:
@@ -135,7 +117,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     counts = {v: v.calls for of in _verdicts.get(self, ()) for v in of.values()}
     try:
         out = _called(self, args, kwargs)
-    except RankLost:
+    except (RankLost, Otherwise):
         _put_back(buffers, before, counts)
         raise
     if ctx.again:
@@ -163,19 +145,25 @@ def _put_back(buffers: list, before: list, counts: dict) -> None:
 
 def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     leaves, spec = tree_flatten((args, kwargs))
-    if isinstance(self, torch.jit.ScriptModule) or self._backward_hooks or self._backward_pre_hooks or (
+    rows_.settle(leaves)
+    hooked = bool(self._backward_hooks or self._backward_pre_hooks or hooks_of_all._global_backward_hooks
+                  or hooks_of_all._global_backward_pre_hooks)
+    nested = nests(self, args, kwargs)
+    if hooked or nested or isinstance(self, torch.jit.ScriptModule) or (
             ctx.apart and any(_joined(leaf) for leaf in leaves)):
         # C++ code and hooks on gradients know only whole tensors; what was joined while ranks are apart stays so.
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
-        out = _deeper(_call, self, args, kwargs)
-        return tree_map(_with_true_gradient, out) if self._backward_hooks or self._backward_pre_hooks else out
+        with torch._C.DisableTorchFunction() if nested else nullcontext():
+            out = _deeper(_call, self, args, kwargs)
+        return tree_map(_with_true_gradient, out) if hooked else out
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
     form = str(spec)
     if " at 0x" in form:  # a function in it, say, made for this call: its address may be another's, on some ranks
         form = _ADDRESS.sub("", form)
-    key = (ctx.mode, form, tuple(_kind(leaf, offsets) for leaf in leaves))
+    kinds = tuple(kind_of(leaf, offsets) for leaf in leaves)
+    key = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
     # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
     of_module = _verdicts.setdefault(self, ({}, {}))[ctx.apart]
     if len(of_module) > 100:  # numbers among the arguments are part of the key
@@ -229,14 +217,6 @@ def _batch(module: nn.Module, leaves: list) -> Offsets | None:
     return None
 
 
-def _kind(leaf: Any, offsets: Offsets) -> Any:
-    if isinstance(leaf, Rows):
-        return (leaf.dim_, leaf.local.dim())
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
-    return leaf if leaf is None or isinstance(leaf, (bool, str, int, float)) else type(leaf)
-
-
 def _as_rows(leaf: Any, offsets: Offsets) -> Any:
     """A plain tensor that spans the batch becomes rows."""
     if isinstance(leaf, Rows) or not isinstance(leaf, torch.Tensor) or isinstance(leaf, nn.Parameter):
@@ -259,7 +239,7 @@ def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
 def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's call without torch.compile, which knows nothing of rows."""
     module = getattr(module, "_orig_mod", module)
-    if module._forward_hooks or module._forward_pre_hooks:
+    if module._forward_hooks or module._forward_pre_hooks or hooks_of_all_modules():
         ctx.note("hooks")  # they are to see the global batch
     return module._call_impl(*args, **kwargs)
 
@@ -271,10 +251,12 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         return _deeper(_call, module, args, kwargs)
     inputs = [_as_rows(leaf, offsets) for leaf in leaves]
     args, kwargs = tree_unflatten(inputs, spec)
-    trace = Trace()
+    rows_.see(leaves)
+    trace = Trace(offsets[-1])
+    trace.known.update(map(id, inputs))
     ctx.traces.append(trace)
     try:
-        with nullcontext() if len(ctx.traces) > 1 else _watching():
+        with watching(module, first=len(ctx.traces) == 1):
             out = _deeper(_eager, module, args, kwargs)
     finally:
         ctx.traces.remove(trace)
@@ -306,26 +288,6 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     return out
 
 
-class _Output:
-    """Standard output while a model is traced: what it prints of its batch must be of the whole one."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        ctx.note("prints")
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _watching() -> Iterator[None]:
-    with rows_.Sized(), redirect_stdout(_Output(sys.stdout)):  # type: ignore[type-var]
-        yield
-
-
 def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:
     k = found[-1] // base[-1] if base[-1] else 0
     if scaled(base, k) != found:
@@ -352,14 +314,20 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
             leaf = leaf.local if isinstance(leaf, Rows) else leaf
         local.append(leaf)
     args, kwargs = tree_unflatten(local, spec)
-    ctx.split, ctx.plain = Split(offsets, verdict.draws, n == 0), True
+    split = ctx.split = Split(offsets, verdict.draws, n == 0)
+    ctx.plain = True
     try:
         out = _call(module, *args, **kwargs)
+        results, out_spec = tree_flatten(out)
+        if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws):
+            raise Otherwise
+    except Otherwise:
+        verdict.changes = -1
+        raise
     finally:
         ctx.split, ctx.plain = None, False
-    results, out_spec = tree_flatten(out)
-    if len(results) != len(verdict.outputs):
-        raise RuntimeError(f"oars: {type(module).__name__} returned something else than in its traced call")
+    if torch.is_grad_enabled():
+        rows_.leaves(results, local)
     for i, how in enumerate(verdict.outputs):
         if how is not None:
             dim, k = how
@@ -404,6 +372,8 @@ _PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
 def setattr_(self: nn.Module, name: str, value: Any) -> None:
     """Replaces ``nn.Module.__setattr__``: a switch that is thrown may change how the module treats its rows."""
     if isinstance(value, torch.Tensor):
+        if isinstance(value, Rows) and not isinstance(self.__dict__.get(name), Rows):
+            ctx.changes += not (ctx.depth or ctx.plain)
         if value.requires_grad and not isinstance(value, (nn.Parameter, Rows)):
             rows_.enter(value)  # a leaf that is no parameter, used in split calls unseen
     elif isinstance(value, (BatchSize, torch.Size)) and ctx.traces:

@@ -109,15 +109,22 @@ def generators(x: Any, depth: int = 4) -> list:
         inner = [c for c in x.__code__.co_consts if isinstance(c, types.CodeType)]  # comprehensions, lambdas
         parts = [x.__globals__.get(name) for code in (x.__code__, *inner) for name in code.co_names]
         parts += [cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()]
+        parts += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+    elif isinstance(x, types.BuiltinMethodType):
+        parts = [x.__self__]
     else:
         parts = [*getattr(x, "__dict__", {}).values(), vars(type(x)).get("__call__")]
     return [g for part in parts for g in generators(part, depth - 1)]
 
 
+def positions(own_generators: list) -> list[bytes]:
+    """Where these generators stand."""
+    return [pickle.dumps(g.get_state() if isinstance(g, torch.Generator) else g) for g in own_generators]
+
+
 def _positions(own_generators: list) -> list[bytes]:
     """Where the common streams and these generators stand."""
-    states = [g.get_state() if isinstance(g, torch.Generator) else g for g in own_generators]
-    return [random_.fingerprint(), *map(pickle.dumps, states)]
+    return [random_.fingerprint(), *positions(own_generators)]
 
 
 def _compare(every: Any, some: Any, cut: Cut) -> Any:

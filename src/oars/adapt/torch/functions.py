@@ -56,6 +56,8 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         # What was gathered before may go on as rows: then a rank has a part of the gradient.
         part = not linear and any(_goes_back(a) and not a.is_leaf for a in args)
         return _with_true_gradients(out) if part else out
+    rows_.see(args)
+    rows_.settle(args)
     return rows_.perform(_on_rows, cls, args, kwargs)
 
 
@@ -103,8 +105,9 @@ def _own(a: Any, lead: Rows) -> Any:
 def _try_out(cls: Any, args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
     """The batch dimension of each result if the function works row by row, else None."""
     needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    notes, trace = _Notes(needs), Trace()
+    notes, trace = _Notes(needs), Trace(offsets[-1])
     args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+    trace.known.update(map(id, args))
     traces, ctx.traces = ctx.traces, [trace]
     try:
         with torch.no_grad():
@@ -157,6 +160,18 @@ def _alike(call: Any) -> Any:
 _apply_alike = _alike(_apply)
 
 
+_scripted: Any = torch.jit.ScriptFunction.__call__
+
+
+def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces the call of functions compiled by ``torch.jit``, which know nothing of rows: what they were compiled
+    from runs on these, or else they get the whole."""
+    if ctx.plain or not any(isinstance(a, Rows) for a in tree_leaves((args, kwargs))):
+        return _scripted(self, *args, **kwargs)
+    function = getattr(self, "_torchdynamo_orig_callable", None)
+    return function(*args, **kwargs) if function is not None else _alike(_scripted)(self, *args, **kwargs)
+
+
 def _without_gradients(self: Any) -> None:
     self._before = torch.is_grad_enabled()
     torch.set_grad_enabled(not self.mode)
@@ -171,6 +186,7 @@ def install() -> None:
     torch.inference_mode.__enter__ = _without_gradients  # type: ignore[method-assign]
     torch.inference_mode.__exit__ = _as_before  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    torch.jit.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
     for name in ("grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"):
         setattr(torch.func, name, _on_whole(getattr(torch.func, name)))
     torch.vmap = torch.func.vmap

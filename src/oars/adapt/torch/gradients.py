@@ -91,6 +91,11 @@ class Gradients:
             stack.extend(n for n, _ in node.next_functions)
         return joined
 
+    def leaves(self, results: list, inputs: list) -> None:
+        """A call on plain own rows: some weights may be new, no parameters but tensors made anew for each step."""
+        for leaf in wire.leaves_behind(results, inputs):
+            self.track(leaf)
+
     # -- backward
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None,
@@ -430,7 +435,7 @@ def _global_grad(of: Any, grad: Any) -> Any:
         return None
     if isinstance(of, Rows):
         return Rows(grad / ctx.size, of.offsets, of.dim_)
-    return wire.Mean.apply(grad)
+    return hooks.seen_by(of, wire.Mean.apply(grad))
 
 
 def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
@@ -475,7 +480,7 @@ def install(gradients: Gradients) -> None:
     """Patch backward and grad, and watch every parameter from its making."""
     lineage.arrived, ctx.serial = gradients.arrived, lambda leaf: gradients.serials.get(id(leaf), (0,))[0]
     ctx.record.polls = True
-    rows_.enter = gradients.enter
+    rows_.enter, rows_.leaves = gradients.enter, gradients.leaves
     torch.autograd.backward = gradients.backward  # type: ignore[assignment]
     torch.autograd.grad = gradients.grad  # type: ignore[assignment]
     new = nn.Parameter.__new__

@@ -131,6 +131,14 @@ def after_exchange(before: dict[int, Any]) -> None:
             leaf.grad.copy_(added if old is None else old + added)
 
 
+def seen_by(leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """What a leaf's hooks make of a gradient that is handed out, not accumulated."""
+    for hook in list(_on_leaf.get(id(leaf), (leaf, ()))[1]):
+        changed = hook(grad)
+        grad = grad if changed is None else changed
+    return grad
+
+
 def wait_behind() -> bool:
     """Whether any hooks wait for the exchange."""
     return _Behind.waiting > 0

@@ -129,15 +129,21 @@ FUNCTIONAL["layer_norm"] = FUNCTIONAL["rms_norm"] = RULES["rms_norm"] = _over_la
 def _embedding(func: Any, args: tuple, kwargs: dict) -> Any:
     """A table looked up by entry."""
     x, rest, kwargs = _first(args, kwargs)
-    if not isinstance(x, Rows):
+    if not isinstance(x, Rows) or _minds_others(rest, kwargs, 2):
         raise Unsplit
     return Rows(func(x.local, *map(_never, rest), **kwargs), x.offsets, x.dim_)
+
+
+def _minds_others(rest: tuple, kwargs: dict, at: int) -> bool:
+    """Whether all entries that the batch looks up are counted, or normalised in place."""
+    max_norm = rest[at] if len(rest) > at else kwargs.get("max_norm")
+    return max_norm is not None or bool(rest[at + 2] if len(rest) > at + 2 else kwargs.get("scale_grad_by_freq"))
 
 
 def _embedding_bag(func: Any, args: tuple, kwargs: dict) -> Any:
     """One bag a row when the input is a matrix; with offsets, bags are ragged."""
     x, rest, kwargs = _first(args, kwargs)
-    if not isinstance(x, Rows) or x.local.dim() != 2 or x.dim_:
+    if not isinstance(x, Rows) or x.local.dim() != 2 or x.dim_ or _minds_others(rest, kwargs, 2):
         raise Unsplit
     kwargs = {k: _same(v, x) for k, v in kwargs.items()}
     return Rows(func(x.local, *map(_never, rest), **kwargs), x.offsets, 0)
@@ -232,7 +238,7 @@ def einsum(func: Any, args: tuple, kwargs: dict) -> Any:
                 continue
             o = beside_rows(o, "einsum")
         for d, c in enumerate(t):
-            o = cut(o, lead.offsets, d) if c == letter else o
+            o = cut(o, lead.offsets, d) if c == letter and o.shape[d] != 1 else o
         local.append(o)
     result = torch.einsum(equation, *local)
     if letter in out:

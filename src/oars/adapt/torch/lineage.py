@@ -100,8 +100,9 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
                             refresh(a)
                 out = call(func, args, kwargs)
                 break
-            except RankLost:
-                renew()
+            except (RankLost, rows_.Otherwise) as error:
+                if isinstance(error, RankLost):
+                    renew()
                 if state is not None:
                     random.restore(state)
     finally:

@@ -52,7 +52,7 @@ def reduced(each: Rows, reduction: str) -> Any:
     if reduction == "sum":
         return each.sum()
     if reduction == "batchmean":
-        return each.sum() / each.offsets[-1]
+        return each.sum() / (each.local.shape[0] if each.dim_ else each.offsets[-1])
     return each.mean()
 
 
@@ -99,7 +99,7 @@ def classes(func: Any, args: tuple, kwargs: dict) -> Any:
         return wire.Sum.apply(total) / count
     counts = target != local.get("ignore_index", -100)
     if weight is not None:
-        share = weight[target.clamp_min(0)].mul(counts).sum()
+        share = weight[target.where(counts, 0)].mul(counts).sum()
     else:
         share = counts.sum()
     wide = torch.float32 if total.dtype in (torch.float16, torch.bfloat16) else total.dtype

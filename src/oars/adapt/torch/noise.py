@@ -51,6 +51,8 @@ def _note(dim: int, offsets: Offsets) -> None:
 
 
 def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Rows:
+    rows_.see(x)
+    rows_.settle((x,))
     base = x.offsets
     _note(x.dim_, base)
     if not training or p == 0:
@@ -79,6 +81,8 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     split = ctx.split
     assert split is not None
     if split.draws is not None:
+        if split.drawn == len(split.draws):
+            raise rows_.Otherwise
         dim, k = split.draws[split.drawn]
         split.drawn += 1
     else:  # inside one of PyTorch's own composite layers: samples are outermost

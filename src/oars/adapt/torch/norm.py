@@ -151,6 +151,9 @@ def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weigh
 def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
                training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
     """nn.functional.batch_norm, over the global batch where the input is rows of one."""
+    if isinstance(input, Rows):
+        rows_.see(input)
+        rows_.settle((input,))
     if isinstance(input, Rows) and not ctx.busy:
         return rows_.perform(_again, batch_norm, (input, running_mean, running_var, weight, bias, training, momentum,
                                                   eps), {})

@@ -7,6 +7,7 @@ and the few functions of ``wire.py``.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); f
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 enter: Callable[[torch.Tensor], bool] = bool  # told of plain tensors that meet rows
+leaves: Callable[[list, list], None] = print  # told of what came out of, and went into, a call on plain own rows
 perform: Callable = id  # does an operation, and again if a rank is lost on the way: lineage.py's
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
@@ -33,6 +35,10 @@ DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "
 
 class Unsplit(Exception):
     """Raised by a rule that cannot work on own rows: gather instead."""
+
+
+class Otherwise(Exception):
+    """A call on plain own rows does something else than when it was watched: it is done again, watched."""
 
 
 class BatchSize(int):
@@ -60,6 +66,10 @@ class BatchSize(int):
     def __ne__(self, other: Any) -> bool:
         return int.__ne__(self, other) if isinstance(other, BatchSize) else self._used("__ne__", other)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        ctx.note("size")
+        return getattr(ufunc, method)(*[int.__int__(a) if isinstance(a, BatchSize) else a for a in args], **kwargs)
+
     __hash__ = int.__hash__
 
 
@@ -68,7 +78,8 @@ def _noticing(op: str) -> Callable:
 
 
 for _op in (
-    "add radd sub rsub truediv rtruediv rfloordiv mod rmod pow rpow lt le gt ge neg bool float int str repr format"
+    "add radd sub rsub truediv rtruediv rfloordiv mod rmod divmod rdivmod pow rpow lt le gt ge neg pos abs invert and "
+    "rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil bool float int str repr format"
 ).split():
     setattr(BatchSize, f"__{_op}__", _noticing(f"__{_op}__"))
 
@@ -93,12 +104,40 @@ class Sized(TorchFunctionMode):
             out = func(*args, **(kwargs or {}))
         finally:
             Sized.on = True
-        leaves = tree_leaves((args, kwargs))
-        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in leaves):
+        if kwargs and kwargs.get("generator") is not None:
+            ctx.note("random")
+        if getattr(func, "__name__", "") in _READS and not any(isinstance(a, Rows) for a in args) and _by_the_script():
+            ctx.note("read")  # a counter, say, that decides what is done
+        given = tree_leaves((args, kwargs))
+        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in given):
             for o in tree_leaves(out):
                 if isinstance(o, torch.Tensor) and not isinstance(o, Rows):
                     Sized.made[o] = True
+                    if not any(s % ctx.traces[0].rows == 0 for s in o.shape):
+                        ctx.note("size")  # what is left of the batch's size is a value
+            if getattr(func, "__name__", "") in ("__len__", "numel", "nelement"):
+                ctx.note("size")
+            return _noticed(out)
         return out
+
+
+_READS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "numpy", "__array__", "equal", "allclose",
+          "is_nonzero", "__contains__"}
+
+
+def _by_the_script() -> bool:
+    """Whether a value is read by the model's own code, not by PyTorch's nor by ours."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("adapt/torch/reads.py"):
+        frame = frame.f_back
+    return frame is not None and "/torch/" not in frame.f_code.co_filename and "/oars/" not in frame.f_code.co_filename
+
+
+def _noticed(size: Any) -> Any:
+    """A size that is the batch's, asked of a plain tensor."""
+    if isinstance(size, torch.Size):
+        return torch.Size(map(_noticed, size))
+    return BatchSize(size) if type(size) is int and size and size % ctx.traces[0].rows == 0 else size
 
 
 class Rows(torch.Tensor):
@@ -121,6 +160,7 @@ class Rows(torch.Tensor):
         rows.made, rows.version, rows.era = None, local._version, ctx.era
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
+            trace.known.add(id(rows))
         return rows
 
     @property
@@ -136,6 +176,7 @@ class Rows(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
+        see(args, kwargs)
         if name == "__get__" or name == "__set__":
             attribute = func.__self__.__name__
             if name == "__get__" and attribute in _DERIVED:
@@ -164,7 +205,7 @@ class Rows(torch.Tensor):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         ctx.note("read")
-        array = whole(self, "__array__").numpy()
+        array = lend(self, whole(self, "__array__").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __deepcopy__(self, memo: dict) -> Rows:
@@ -178,19 +219,30 @@ class Rows(torch.Tensor):
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
 
 
+def see(*args: Any) -> None:
+    """Rows that a model has not been given, nor made (another module's attribute, a variable around it), are rows in
+    its calls on plain own rows, too."""
+    if ctx.split is not None:
+        raise Otherwise
+    if ctx.traces:
+        for a in tree_leaves(args):
+            if isinstance(a, Rows):
+                for trace in ctx.traces:
+                    if id(a) not in trace.known:
+                        trace.events.append("rows from elsewhere")
+
+
 def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operation on rows: by its rule, or gathered."""
     name = getattr(func, "__name__", "call")
     if kwargs:
         args, kwargs = _by_torchs_names(name, args, kwargs)
     grad, joined = torch.is_grad_enabled(), False
-    for mirror in recent:
-        mirror.settle()
+    settle(args)
     for a in args:
         if isinstance(a, Rows):
-            if a.mirror is not None:
-                a.mirror.settle()
-        elif grad and isinstance(a, torch.Tensor) and a.requires_grad:
+            continue
+        if grad and isinstance(a, torch.Tensor) and a.requires_grad:
             joined |= enter(a)
     if joined and ctx.apart:  # who asks nobody could not tell, backward, its own rows' part from a part of every rank
         return gathered(func, args, kwargs)
@@ -227,6 +279,7 @@ class Mirror:
     def __init__(self, full: torch.Tensor, rows: Rows) -> None:
         self.full, self.local, self.dim, self.offsets = full, rows.local, rows.dim_, rows.offsets
         self.versions = full._version, rows.local._version
+        self.lent: Any = None  # weak reference to the NumPy array of the whole that the script has, and its values
 
     def fresh(self) -> bool:
         """Whether the whole still is that of the rows."""
@@ -238,6 +291,27 @@ class Mirror:
             with torch.no_grad():
                 self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
             self.versions = self.full._version, self.local._version
+
+    def settle_lent(self) -> None:
+        """The same of the whole's array, of which no version tells. All ranks find the same."""
+        array, before = self.lent
+        same = bool(((self.full == before) | ((self.full != self.full) & (before != before))).all())
+        if not same and self.local._version == self.versions[1]:
+            with torch.no_grad():
+                self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
+            self.versions = self.full._version, self.local._version
+        self.lent = None if array() is None else self.lent if same else (array, self.full.clone())
+
+
+def settle(args: Any) -> None:
+    """Take over, before ``args`` are used, what the script changed in views of any whole."""
+    for mirror in recent:
+        mirror.settle()
+    for a in args:
+        if isinstance(a, Rows) and a.mirror is not None:
+            a.mirror.settle()
+            if a.mirror.lent is not None:  # looked through where it is used itself: many are kept, and used no more
+                a.mirror.settle_lent()
 
 
 recent: deque[Mirror] = deque(maxlen=8)  # of rows that may be gone already, views of other rows (``x.view(-1)[3:5]``)
@@ -271,6 +345,7 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
     (x,) = args
     ctx.note(f"gather {op}")
     tracked = x.local.requires_grad and torch.is_grad_enabled()
+    settle(args)
     if not tracked and x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
         return x.mirror.full
     began = perf_counter()
@@ -280,6 +355,13 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
         recent.append(x.mirror)
     ctx.record.gather(f"{site()} {op}", perf_counter() - began, out.nbytes)
     return out
+
+
+def lend(x: Rows, array: Any) -> Any:
+    """The script gets an array of the whole, and may write into it."""
+    if x.mirror is not None:
+        x.mirror.lent = weakref.ref(array), x.mirror.full.clone()
+    return array
 
 
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
@@ -327,6 +409,8 @@ def _write_back(rows: Rows, full: torch.Tensor) -> None:
         rows.local = mine
     else:
         rows.local.copy_(mine)  # in place: other rows may be views of the same memory
+        if rows.mirror is not None and rows.mirror.full is full:
+            rows.mirror.versions = full._version, rows.local._version  # both have it
 
 
 _INPLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__",

@@ -14,7 +14,7 @@ import torch
 
 from oars.adapt.torch import wire
 from oars.adapt.torch.context import Offsets, ctx, own
-from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, beside_rows, cut, gathered, whole, wrap
+from oars.adapt.torch.rows import RULES, WITHOUT_ROWS, Rows, Unsplit, beside_rows, cut, gathered, lend, whole, wrap
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
@@ -145,7 +145,7 @@ ALONG: dict[str, tuple[int, Any, bool]] = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
                      "special_softmax", "special_log_softmax", "_softmax", "cumsum_", "cumprod_"), (1, None, True)),
     **dict.fromkeys(("sort", "argsort", "glu"), (1, -1, True)),
-    **dict.fromkeys(("topk", "renorm"), (2, -1, True)),
+    **dict.fromkeys(("topk",), (2, -1, True)),
     **dict.fromkeys(("flip",), (1, None, True)),
     **dict.fromkeys(("roll",), (2, None, True)),
     **dict.fromkeys(("normalize",), (2, 1, True)),
@@ -281,6 +281,8 @@ def extreme(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -
 def norm(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
     """The 2-norm over the whole batch from every rank's own squares."""
     p = kwargs.get("p", kwargs.get("ord", args[1] if len(args) > 1 else None))
+    if func.__name__ == "linalg_norm" and p in (2, 2.0) and x.local.dim() == 2:
+        raise Unsplit  # a matrix's largest singular value
     if dims is not None or p not in (None, 2, 2.0, "fro") or set(kwargs) - {"p", "ord", "input"} or len(args) > 2:
         raise Unsplit
     ctx.note("combine")
@@ -379,7 +381,8 @@ def deepcopy(func: Any, args: tuple, kwargs: dict) -> Any:
 def read(func: Any, args: tuple, kwargs: dict) -> Any:
     """The script reads values: the global ones."""
     ctx.note("read")
-    return gathered(func, args, kwargs)
+    out = gathered(func, args, kwargs)
+    return lend(args[0], out) if func.__name__ == "numpy" else out
 
 
 @rule("__iter__", "unbind")

@@ -212,6 +212,8 @@ def parts(func: Any, args: tuple, kwargs: dict) -> Any:
     if dim == x.dim_:
         raise Unsplit
     kwargs = {k: v for k, v in kwargs.items() if k not in ("tensor", "input")}
+    if any(isinstance(a, torch.Tensor) for a in (*args[1:], *kwargs.values())):
+        raise Unsplit  # what diff begins or ends with has rows, too
     out = func(x.local, *args[1:], **kwargs)
     new = x.dim_ - (func.__name__ == "select" and dim < x.dim_)
     return Rows(out, x.offsets, new) if isinstance(out, torch.Tensor) else tuple(Rows(o, x.offsets, new) for o in out)

@@ -8,6 +8,7 @@ the backward of a sum over ranks is a sum over ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,19 @@ class Gather(torch.autograd.Function):
 # The graph nodes that these leave behind.
 ACROSS = tuple(f._backward_cls for f in (Sum, Mean, Alike, Gather))  # type: ignore[attr-defined]
 JOINED = Gather._backward_cls  # type: ignore[attr-defined]
+_LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+
+def leaves_behind(results: list, inputs: list) -> Iterator[torch.Tensor]:
+    """The leaves that ``results`` were made of beside ``inputs``."""
+    seen: set[Any] = {x.grad_fn for x in inputs if isinstance(x, torch.Tensor)}
+    given = {id(x) for x in inputs}
+    stack: list[Any] = [x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn not in (None, *seen)]
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                if type(node) is not _LEAF:
+                    stack.append(node)
+                elif id(node.variable) not in given:
+                    yield node.variable
