@@ -210,6 +210,45 @@ def hooks_on_leaves_whose_gradients_are_handed_out():
 
 
 @scene
+def hooks_on_rows():
+    """One that goes back once more by itself, as deep equilibrium models do, and one that mixes rows."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.again, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, rows):
+            def step(state):
+                return torch.tanh(0.3 * self.again(state) + self.first(rows))
+
+            with torch.no_grad():
+                state = step(step(rows.new_zeros(rows.shape[0], 8)))
+            state = step(state)
+            at = state.detach().requires_grad_()
+            there = step(at)
+
+            def through(grad):
+                out = grad
+                for _ in range(4):
+                    out = torch.autograd.grad(there, at, out, retain_graph=True)[0] + grad
+                return out
+
+            state.register_hook(through)
+            out = self.last(state)
+            out.register_hook(lambda grad: 0.5 * grad + 0.5 * grad.flip(0))
+            return out
+
+    descend(Net())
+    model = mlp()
+
+    def loss_of(out, target):
+        out.register_hook(lambda grad: grad.flip(0))
+        return F.cross_entropy(out, target)
+
+    descend(model, loss_of=loss_of)
+
+
+@scene
 def batches_changed_in_views():
     """By row, by slice, as an array; between calls of a model that takes plain own rows by then."""
     model = mlp()
@@ -278,6 +317,8 @@ def padding_in_evaluation():
         for *inputs, target in DataLoader(TensorDataset(rows, pad, labels), 6):
             with torch.no_grad():
                 say(F.cross_entropy(model(*inputs), target))
+                with torch.device("cpu"):
+                    say(F.cross_entropy(model(*inputs), target))
             say(F.cross_entropy(model(*inputs), target))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from oars.adapt.clock import perf_counter
 from oars.adapt.torch import hooks, lineage, wire
@@ -243,10 +244,8 @@ class Gradients:
             except RankLost:
                 if not self._go_again():
                     return []
-        self.touched.clear()
-        self.passes.clear()
-        self.base.clear()
-        ctx.handed.clear()
+        for done in (self.touched, self.passes, self.base, ctx.handed):
+            done.clear()  # type: ignore[attr-defined]
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
         ctx.world.seconds = inside + perf_counter() - began
@@ -323,13 +322,21 @@ class Gradients:
     def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
              create_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
         """Replaces ``torch.autograd.grad``: what it returns is global, as on one process."""
-        if ctx.plain:  # inside a split call (torch.compile at work) or a backward
-            return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+        args = (outputs, inputs, grad_outputs, retain_graph, create_graph, *args)
+        if ctx.plain:  # inside a split call (torch.compile at work) or a backward, where a hook may have rows
+            return self._of_rows(args, kwargs) if any(isinstance(t, Rows) for t in tree_leaves(args)) else (
+                _grad(*args, **kwargs))
         ctx.note("grad")
-        return rows_.perform(self._grad_of, None, (outputs, inputs, grad_outputs, retain_graph, create_graph, *args),
-                             kwargs)
+        return rows_.perform(self._grad_of, None, args, kwargs)
 
     def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
+        grads = self._of_rows(args, kwargs)
+        if ctx.spoilt:
+            ctx.spoilt = False
+            raise RankLost
+        return grads
+
+    def _of_rows(self, args: tuple, kwargs: dict) -> tuple:
         outputs, inputs, grad_outputs, *how = args
         roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
         if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
@@ -341,9 +348,6 @@ class Gradients:
         wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
         local = [w.local if isinstance(w, Rows) else w for w in wanted]
         grads = self._run(lambda: _grad(roots, local, seeds, *how, **kwargs))
-        if ctx.spoilt:
-            ctx.spoilt = False
-            raise RankLost
         return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
 
 

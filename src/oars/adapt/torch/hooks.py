@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from oars.adapt.torch import rows as rows_
 from oars.adapt.torch import wire
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, own
 from oars.adapt.torch.rows import RULES, Rows
 
 _register_hook: Any = torch.Tensor.register_hook
@@ -107,7 +107,9 @@ def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
 
     def local(grad: torch.Tensor) -> Any:
         out = hook(Rows(grad / ctx.size, x.offsets, x.dim_))
-        return out.local * ctx.size if isinstance(out, Rows) else out
+        if out is None:
+            return None
+        return (out.local if isinstance(out, Rows) else out.narrow(x.dim_, *own(x.offsets))) * ctx.size
 
     return _straight(_register_hook, x.local, local)
 

@@ -108,9 +108,10 @@ def kind_of(leaf: Any, offsets: Offsets) -> Any:
 
 def nests(module: nn.Module, args: tuple, kwargs: dict) -> bool:
     """PyTorch's encoder may leave padding out when it is evaluated, and give zeros for it, if all rows of the batch
-    are padded at their ends."""
+    are padded at their ends. Not under a script's own function mode (a default device)."""
     return (isinstance(module, nn.TransformerEncoder) and not module.training and bool(module.use_nested_tensor)
             and (args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None
+            and torch._C._len_torch_function_stack() == rows_.Sized.on
             and not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())))
 
 
