@@ -44,6 +44,7 @@ class Verdict:
         self.way = ROWS
         self.calls = 0
         self.changes = -1  # of modules, when it was traced
+        self.new_leaves = False  # it may use weights that nobody knows yet
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -261,7 +262,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
-    verdict.changes = ctx.changes
+    verdict.changes, verdict.new_leaves = ctx.changes, trace.new_leaves
     results, _ = tree_flatten(out)
     handed = {id(x) for x in (*inputs, *results)}
     if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
@@ -326,7 +327,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         raise
     finally:
         ctx.split, ctx.plain = None, False
-    if torch.is_grad_enabled():
+    if verdict.new_leaves and torch.is_grad_enabled():
         rows_.leaves(results, local)
     for i, how in enumerate(verdict.outputs):
         if how is not None:

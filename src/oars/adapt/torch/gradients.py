@@ -63,6 +63,8 @@ class Gradients:
             return
         self.serials[id(leaf)] = (self.next_serial, weakref.ref(leaf))
         self.next_serial += 1
+        for trace in ctx.traces:
+            trace.new_leaves = True
         wanted = leaf.requires_grad
         if not wanted:
             if not (leaf.is_floating_point() or leaf.is_complex()):
