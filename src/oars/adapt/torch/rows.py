@@ -104,6 +104,8 @@ class Sized(TorchFunctionMode):
             out = func(*args, **(kwargs or {}))
         finally:
             Sized.on = True
+        if not ctx.traces:  # what is done here is not the model's (Keras looks at shapes)
+            return out
         if kwargs and kwargs.get("generator") is not None:
             ctx.note("random")
         if getattr(func, "__name__", "") in _READS and not any(isinstance(a, Rows) for a in args) and _by_the_script():
@@ -240,9 +242,7 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     grad, joined = torch.is_grad_enabled(), False
     settle(args)
     for a in args:
-        if isinstance(a, Rows):
-            continue
-        if grad and isinstance(a, torch.Tensor) and a.requires_grad:
+        if grad and isinstance(a, torch.Tensor) and not isinstance(a, Rows) and a.requires_grad:
             joined |= enter(a)
     if joined and ctx.apart:  # who asks nobody could not tell, backward, its own rows' part from a part of every rank
         return gathered(func, args, kwargs)
