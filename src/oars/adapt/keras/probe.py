@@ -169,7 +169,7 @@ def _goes_back(model: Any, inputs: Any, some: Any, wire: Any) -> str:
 
     try:
         whole, of_some, of_others, part, *scaled = _eagerly(there_and_back)()
-    except Exception:  # it has no gradient, and cannot be trained
+    except (LookupError, NotImplementedError, TypeError, ValueError):  # it has no gradient, and cannot be trained
         return ""
     linear = all(_alike(a, b + c, close) for a, b, c in zip(whole, of_some, of_others, strict=True)) and all(
         _alike(a, b / scale, close) for scale, found in zip(scales, scaled, strict=True)

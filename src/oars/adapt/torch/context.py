@@ -6,6 +6,7 @@ threads, one at a time), so plain attributes are enough.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -155,12 +156,21 @@ def own(offsets: Offsets) -> tuple[int, int]:
     return lo, offsets[ctx.rank + 1] - lo
 
 
+_OURS = tuple(os.path.join(folder, "") for folder in (
+    os.path.dirname(torch.__file__), os.path.abspath(os.path.join(__file__, *[os.pardir] * 3))))
+
+
+def of_the_script(file: str) -> bool:
+    """Whether code of this file is the script's, not PyTorch's nor ours."""
+    return not file.startswith(_OURS)
+
+
 def site() -> str:
     """``file:line`` in the user's code that is running now."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/torch/" not in name and "/oars/" not in name and not name.startswith("<"):
+        if of_the_script(name) and not name.startswith("<"):
             return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"

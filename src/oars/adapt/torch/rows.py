@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from oars.adapt.clock import perf_counter
 from oars.adapt.torch import wire
-from oars.adapt.torch.context import Offsets, ctx, own, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, of_the_script, own, site, tiny
 
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
@@ -132,7 +132,7 @@ def _by_the_script() -> bool:
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith("adapt/torch/reads.py"):
         frame = frame.f_back
-    return frame is not None and "/torch/" not in frame.f_code.co_filename and "/oars/" not in frame.f_code.co_filename
+    return frame is not None and of_the_script(frame.f_code.co_filename)
 
 
 def _noticed(size: Any) -> Any:
