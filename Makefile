@@ -1,5 +1,5 @@
-# Every target does its own set-up: Python 3.10 or newer and make are all it needs (the tests: a C++ compiler and
-# Python's headers too, which torch.compile asks for).
+# Every target does its own set-up and needs only Python 3.11 or newer and make. The tests also need a C++ compiler and
+# the Python headers, because torch.compile does.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help

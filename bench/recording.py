@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 try:
-    from oars.adapt.torch import steps
+    from oars.adapt.torch import step_log
     from oars.adapt.torch.context import ctx
 except ImportError:
     raise SystemExit("run this with oars run") from None
@@ -38,8 +38,8 @@ def recording(on):
     ctx.record.times.mark = mark if on else lambda phase: None
     ctx.record.step = step if on else lambda *told: None
     if not on:
-        due = steps._norm_at - time.thread_time()
-    steps._norm_at = time.thread_time() + due if on else float("inf")
+        due = step_log._norm_at - time.thread_time()
+    step_log._norm_at = time.thread_time() + due if on else float("inf")
 
 
 due = 0.0

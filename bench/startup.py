@@ -56,8 +56,8 @@ def environment():
 def run(ranks, folder, *before):
     """Start it; it waits for a file "go"."""
     (folder / "train.py").write_text(TRAIN)
-    command = [*before, sys.executable, "-m", "oars", "run", "--quiet", "--bind", "--stall", "0", "--name", "it", "-n",
-               str(ranks), "train.py"]
+    command = [*before, sys.executable, "-m", "oars", "run", "--quiet", "--report-bindings", "--stall", "0", "--name",
+               "it", "-n", str(ranks), "train.py"]
     return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True)
 

@@ -26,7 +26,7 @@ on_b() {  # the processes on b whose command has this word
 }
 
 timeout 40 "$hosts" on "$dir" a mpirun -n 3 --host a:2,b:2 --bind-to none --map-by slot:OVERSUBSCRIBE \
-  --prtemca plm ssh --prtemca plm_ssh_agent "$python -I $root/src/oars/cluster/keeper.py hold 20 ssh --" \
+  --prtemca plm ssh --prtemca plm_ssh_agent "$python -I $root/src/oars/hosts/keeper.py hold 20 ssh --" \
   --prtemca plm_ssh_no_tree_spawn 1 --with-ft ulfm --mca coll ^han --mca btl ^ofi --allow-run-as-root \
   --prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 -x PATH \
   "$python" "$here/spawn.py" "$dir" "$2" "$3" &

@@ -9,29 +9,29 @@ from typing import Any
 
 from oars.arguments import Parser, count_of
 from oars.cluster import command as cluster
-from oars.run import options as run_options
+from oars.commands import options as run_options
 from oars.watch import VERBS as WATCHING
 
 RUN = """\
 examples:
-  oars run -n 4 train.py --epochs 3        # what follows the script goes to the script
+  oars run -n 4 train.py --epochs 3        # arguments after the script belong to the script
   oars run -n 4 -m package.module --lr 0.1
   oars run --hosts a:4,b:4 train.py        # four ranks on each of two hosts
-  oars run train.py                        # in a job of Slurm, PBS, LSF or Flux: on all of it
+  oars run train.py                        # in a Slurm, PBS, LSF or Flux job: on all its nodes
 """
 RESUME = """\
 examples:
-  oars resume train-20260102-120000        # a run of oars-runs, from its newest snapshot
+  oars resume train-20260102-120000        # a run under oars-runs, from its newest snapshot
   oars resume oars-runs/big -n 8           # on another number of ranks
 """
 GROW = """\
 examples:
-  oars grow train-20260102-120000 -n +2    # two more ranks for a run that is going
-  oars grow oars-runs/big -n 8             # as many more as make 8
+  oars grow train-20260102-120000 -n +2    # two more ranks for a running run
+  oars grow oars-runs/big -n 8             # so many more that there are 8
 """
 VERIFY = """\
 example:
-  oars verify -n 4 train.py --epochs 3     # before you burn an allocation
+  oars verify -n 4 train.py --epochs 3     # before you spend an allocation
 """
 DATA = """\
 example:
@@ -41,7 +41,7 @@ DOCTOR = """\
 examples:
   oars doctor
   oars doctor --job                        # in a job: can its nodes work together?
-  oars doctor --net machine.toml           # how fast do ranks talk and work here? for oars predict
+  oars doctor --net machine.toml           # measure messages and compute speed, for oars predict
 """
 
 
@@ -61,28 +61,27 @@ def main(argv: list[str] | None = None) -> int:
     own, flags = split_flags(argv)
     own, script = split_script(own)
     args = parser().parse_args(own)
-    from oars.cluster.hosts import HostsError
-    from oars.folders import CutOff
-    from oars.run.plan import UsageError
+    from oars.cluster.host_list import HostsError
+    from oars.runfolder import CutOff, UsageError
 
     try:
         if args.verb == "doctor":
-            from oars.run.doctor import doctor
-            from oars.run.doctor_job import main as doctor_job
+            from oars.commands.doctor import doctor
+            from oars.commands.doctor_job import main as doctor_job
 
             if args.net:
                 from pathlib import Path
 
-                from oars.run.net import main as doctor_net
+                from oars.commands.net import main as doctor_net
 
                 return doctor_net(Path(args.net))
             return doctor_job() if args.job else doctor()
         if args.verb == "resume":
-            from oars.run.resume import resume
+            from oars.commands.resume import resume
 
             return resume(args.run, args.ranks, where(args), args.quiet, args.snapshot)
         if args.verb == "grow":
-            from oars.run.grow import grow
+            from oars.commands.grow import grow
 
             return grow(args.run, args.ranks)
         if args.verb in cluster.VERBS:
@@ -90,12 +89,12 @@ def main(argv: list[str] | None = None) -> int:
         if script is None:
             raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
         if args.verb == "verify":
-            from oars.run.verify import verify
+            from oars.commands.verify import verify
 
             return verify(args.ranks, args.steps, *script)
         if args.verb == "submit":
             return _submit(args, tuple(flags), *script)
-        from oars.run.run import run
+        from oars.commands.run import run
 
         return run(args.ranks, where(args), args.name, args.quiet, run_options.options(args), *script)
     except (UsageError, HostsError) as error:
@@ -109,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
 def _job(argv: list[str]) -> int:
     from pathlib import Path
 
-    from oars.folders import UsageError
-    from oars.run.job import Part
+    from oars.commands.job import Part
+    from oars.runfolder import UsageError
 
     try:
         return Part(Path(argv[0]), argv[2:]).run()
@@ -122,8 +121,8 @@ def _job(argv: list[str]) -> int:
 def _submit(args: argparse.Namespace, flags: tuple[str, ...], script: str, script_args: list[str], module: bool) -> int:
     from oars.cluster.queues import Ask, parse_time
     from oars.cluster.submit import submit, which_queue
-    from oars.folders import stem_of
-    from oars.run.plan import check_module, check_script, versions
+    from oars.commands.planning import check_module, check_script, versions
+    from oars.runfolder import stem_of
 
     ask = Ask(which_queue(args.on), args.nodes, args.per_node, parse_time(args.time) if args.time else None, args.queue,
               args.account, args.gpus, args.env, flags, args.max_restarts)
@@ -193,7 +192,7 @@ def more_ranks(text: str) -> str:
 def parser() -> Parser:
     """All verbs."""
     top = Parser(prog="oars", description="A training script written for one process runs, unchanged, on any number "
-                 "of ranks.", epilog="oars VERB --help tells more about each.", allow_abbrev=False)
+                 "of ranks.", epilog="oars VERB --help explains each verb.", allow_abbrev=False)
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
 
     def verb(name: str, text: str, usage: str, example: str) -> Parser:
@@ -209,7 +208,7 @@ def parser() -> Parser:
     run.add_argument("--quiet", action="store_true", help="no live status line")
     run_options.add_options(run)
 
-    again = verb("resume", "go on with a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)
+    again = verb("resume", "continue a run from its newest snapshot", "oars resume RUN [-n N] [options]", RESUME)
     again.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
     _ranks(again)
     _hosts(again)
@@ -217,14 +216,14 @@ def parser() -> Parser:
     again.add_argument("--quiet", action="store_true", help="no live status line")
     run_options.add_snapshot(again)
 
-    grow = verb("grow", "let more ranks join a run that is going", "oars grow RUN -n (+K | N)", GROW)
+    grow = verb("grow", "add ranks to a running run", "oars grow RUN -n (+K | N)", GROW)
     grow.add_argument("run", metavar="RUN", help="the run folder, or its name under oars-runs")
     grow.add_argument("-n", dest="ranks", type=more_ranks, metavar="+K", required=True,
-                      help="how many more ranks; without the plus, how many there are to be in all")
+                      help="how many ranks to add; without the plus, the total number of ranks")
 
     cluster.add_verbs(verb, run_options.add_options)
 
-    check = verb("verify", "train the first steps on one rank and on N, and say whether they are the same",
+    check = verb("verify", "train the first steps on one rank and on N, and report whether the losses agree",
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
@@ -232,22 +231,22 @@ def parser() -> Parser:
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
     for name, text in WATCHING.items():
         verb(name, text, f"oars {name} ...", "")
-    doctor = verb("doctor", "what is here, what works, and what to do about what does not",
+    doctor = verb("doctor", "check this machine: what is installed, what works, and how to fix what does not",
                   "oars doctor [--job | --net [FILE]]", DOCTOR)
-    doctor.add_argument("--job", action="store_true", help="look at the nodes of the scheduler's job we are in")
-    doctor.add_argument("--net", nargs="?", const="machine.toml", metavar="FILE", help="measure what ranks do to each "
-                        "other on a node, and messages between the nodes of a job; write it down for oars predict "
-                        "(default: machine.toml)")
+    doctor.add_argument("--job", action="store_true", help="check the nodes of the current job")
+    doctor.add_argument("--net", nargs="?", const="machine.toml", metavar="FILE", help="measure how ranks slow each "
+                        "other down on a node, and messages between the nodes of a job; write the result to FILE for "
+                        "oars predict (default: machine.toml)")
     return top
 
 
 def _ranks(verb: Parser) -> None:
     verb.add_argument("-n", dest="ranks", type=count_of("ranks"), metavar="N",
-                      help="how many ranks (default: all of a scheduler's job; else one per GPU; without GPUs, one per "
-                      "core this process may use)")
+                      help="number of ranks (default: as many as the current job has room for; without a job, one per "
+                      "GPU; without GPUs, one per core that this process may use)")
 
 
 def _hosts(verb: Parser) -> None:
-    verb.add_argument("--hosts", metavar="A:4,B:4", help="hosts and how many ranks each takes (default: those of the "
-                      "scheduler's job we are in, else this one)")
-    verb.add_argument("--hostfile", metavar="FILE", help="the same from a file: a line for each, as in: a slots=4")
+    verb.add_argument("--hosts", metavar="A:4,B:4", help="hosts, with the number of ranks on each (default: the "
+                      "hosts of the current job; without a job, this host)")
+    verb.add_argument("--hostfile", metavar="FILE", help="the same from a file, one host per line, as in: a slots=4")

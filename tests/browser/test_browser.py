@@ -7,23 +7,20 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from test_watch import ENV, TRAIN, oars  # noqa: E402
+from running import OARS, ROOT, TESTS, environment, said
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
-    (folder / "train.py").write_text(TRAIN)
-    oars(folder, "run", "--quiet", "-n", "2", "--name", "good", "train.py", "0.05", "40", "0.01")
-    oars(folder, "run", "--quiet", "-n", "1", "--name", "diverged", "train.py", "1e20", "30", "0")
+    shutil.copy(TESTS / "watch/train.py", folder)
+    said(folder, "run", "--quiet", "-n", "2", "--name", "good", "train.py", "0.05", "40", "0.01")
+    said(folder, "run", "--quiet", "-n", "1", "--name", "diverged", "train.py", "1e20", "30", "0")
     return folder
 
 
@@ -33,21 +30,21 @@ def browse(address: str, folder: Path, *options: str) -> tuple[str, list[str]]:
     assert chromium, "these tests need Chromium: apt-get install chromium"
     done = subprocess.run([chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                            f"--user-data-dir={folder}/profile", "--window-size=1040,900", *options, "--dump-dom",
-                           address], capture_output=True, text=True, timeout=120, env=ENV)
+                           address], capture_output=True, text=True, timeout=120, env=environment())
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line or "ERR_" in line]
 
 
 def test_a_report_opens_offline_without_a_word_on_the_console(place):
     for names in (["good"], ["good", "diverged"]):
-        page = place / oars(place, "report", *names).strip()
+        page = place / said(place, "report", *names).strip()
         dom, console = browse(page.as_uri(), place, "--host-resolver-rules=MAP * ~NOTFOUND")
         assert console == [] and dom.count("<svg") >= 4 and "Where the time went" in dom
         assert ("diverged ×" in dom) == (len(names) > 1)
 
 
 def test_a_prediction_opens_offline_too(place):
-    load = Path(__file__).resolve().parents[2] / "examples/predict/inception-k80.toml"
-    oars(place, "predict", str(load), "--machine", "minotauro", "--weak", "-n", "128", "--sync", "allreduce,server:2",
+    load = ROOT / "examples/predict/inception-k80.toml"
+    said(place, "predict", str(load), "--machine", "minotauro", "--weak", "-n", "128", "--sync", "allreduce,server:2",
          "-o", "there.html")
     dom, console = browse((place / "there.html").as_uri(), place, "--host-resolver-rules=MAP * ~NOTFOUND")
     assert console == [] and dom.count("<svg") == 2 and dom.count("<table") == 2 and "samples/s" in dom
@@ -60,7 +57,7 @@ def test_a_script_error_would_be_seen(place):
 
 def test_board_shows_the_scalars_of_a_run_and_ends_with_ctrl_c(place):
     # Ctrl-C shall reach it also where the tests run in a shell's background, whose children ignore it.
-    board = subprocess.Popen([sys.executable, "-m", "oars", "board", "good"], cwd=place, env=ENV, text=True,
+    board = subprocess.Popen([*OARS, "board", "good"], cwd=place, env=environment(), text=True,
                              stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         address = re.search(r"http://localhost:\d+/", board.stdout.readline())[0]

@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,9 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "src"
+sys.path.insert(0, str(HERE.parent))
+from running import Run, python  # noqa: E402
+
 SCRIPT = HERE / "train.py"
 KINDS = [[], ["--accumulate", "3"], ["--penalty", "0.001"], ["--workers", "1"], ["--handmade"]]
 POINTS = {  # point: how often a run of two epochs comes by, at least
@@ -63,46 +64,26 @@ class Voyage:
         return voyage
 
 
-def environment(**more):
-    """For ranks that import this source."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), str(SOURCE)]), "OMP_NUM_THREADS": "1",
-            **more}
-
-
-def sail_script(script, ranks, deaths, folder, timeout=120, options=(), **more):
-    """Run any script with these deaths in it: exit code, lines, errors."""
-    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(ranks), *options, str(script)]
-    done = subprocess.run(command, cwd=folder, env=environment(OARS_TEST_DEATHS=json.dumps(deaths), **more), text=True,
-                          capture_output=True, timeout=timeout)
-    return done.returncode, done.stdout.splitlines(), done.stderr
+def sail_script(script, ranks, deaths, folder, *options, limit=120, **env):
+    """Any script with these deaths in it."""
+    return Run(Path(folder), "--quiet", "-n", ranks, *options, script, deaths=deaths, limit=limit, **env)
 
 
 def lines_of(kind, known={}):  # noqa: B006 (one run of python per kind is enough)
     """What one process prints, and what it writes to its log."""
     if (key := tuple(kind)) not in known:
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, SCRIPT, *kind], cwd=folder, env=environment(), capture_output=True,
-                                  text=True, check=True)
-            log = Path(folder, "log.txt").read_text().splitlines()
-        known[key] = done.stdout.splitlines(), log
+            known[key] = python(folder, SCRIPT, *kind), Path(folder, "log.txt").read_text().splitlines()
     return known[key]
 
 
-def sail(voyage, folder, timeout=120):
-    """Run it; the finished process."""
-    command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", "-n", str(voyage.ranks), str(SCRIPT)]
-    process = subprocess.Popen([*command, *voyage.kind], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, env=environment(OARS_TEST_DEATHS=json.dumps(voyage.deaths), OARS_DIGEST="1",
-                                                          OARS_LEDGER="1"))
+def sail(voyage, folder, limit=120):
+    """The run of a voyage."""
+    run = Run(Path(folder), "--quiet", "-n", voyage.ranks, SCRIPT, *voyage.kind, deaths=voyage.deaths, limit=limit,
+              OARS_DIGEST="1", OARS_LEDGER="1")
     for rank, delay in voyage.shots:
-        threading.Thread(target=shoot, args=(Path(folder, "oars-runs/it", f"pid-{rank}"), delay), daemon=True).start()
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        out, err = process.communicate()
-        err += "\nchaos: it hung"
-    return process.returncode, out.splitlines(), err
+        threading.Thread(target=shoot, args=(run.folder / f"pid-{rank}", delay), daemon=True).start()
+    return run
 
 
 def shoot(pid_file, delay):
@@ -120,31 +101,26 @@ def shoot(pid_file, delay):
 
 def wrong_with(voyage, folder):
     """Run a voyage; what was not as it must be, or an empty string."""
-    code, lines, err = sail(voyage, folder)
-    run = Path(folder, "oars-runs/it")
-    if code:
-        return f"exit code {code}: {err[-1500:]}"
+    run = sail(voyage, folder)
+    if run.code:
+        return f"exit code {run.code}: {run.err[-1500:]}"
     printed, logged = lines_of(voyage.kind)
-    if told := unlike(lines, printed) or unlike(Path(folder, "log.txt").read_text().splitlines(), logged):
+    if told := unlike(run.lines, printed) or unlike(Path(folder, "log.txt").read_text().splitlines(), logged):
         return told
     if torch.load(Path(folder, "best.pt"), weights_only=True)["epoch"] != len(printed) - 1:
         return "best.pt is not that of the last epoch"
     if strange := {path.name for path in Path(folder).iterdir()} - {"best.pt", "log.txt", "oars-runs"}:
         return f"left behind: {strange}"
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()] \
-        if (run / "events.jsonl").exists() else []
-    lost = {rank for event in events if event["event"] == "lost" for rank in event["ranks"]}
-    if any(event["event"] == "passed over" for event in events):
+    lost = {rank for event in run.events("lost") for rank in event["ranks"]}
+    if run.events("passed over"):
         return "a step was passed over"
     doomed = {death[0] for death in voyage.deaths} | {rank for rank, _ in voyage.shots}
     if not lost <= doomed:
         return f"ranks {sorted(lost - doomed)} were called lost"
-    survivors = [r for r in range(voyage.ranks) if r not in lost]
-    weights = {r: (run / f"weights-digest-{r}.txt").read_text() for r in survivors
-               if (run / f"weights-digest-{r}.txt").exists()}
+    weights = {rank: text for rank, text in run.digests().items() if rank not in lost}
     if len(set(weights.values())) != 1:
         return f"the survivors' weights differ: {weights}"
-    return "" if voyage.kind == ["--handmade"] else unlearnt(run)
+    return "" if voyage.kind == ["--handmade"] else unlearnt(run.folder)
 
 
 def unlike(lines, expected):

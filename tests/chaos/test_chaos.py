@@ -1,16 +1,12 @@
 """Ranks die at every kind of moment; the training must not show it. ``make chaos`` runs 200 random ones."""
 
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from chaos import Voyage, environment, sail, sail_script, unlike, wrong_with  # noqa: E402
+from chaos import Voyage, sail, sail_script, unlike, wrong_with
+from running import python
 
 VOYAGES = {
     "at the start": Voyage(3, [], [[2, "start", 1]]),
@@ -37,26 +33,25 @@ def test_ranks_die(name, tmp_path):
 def test_nobody_goes_on_before_all_are_there(tmp_path):
     """Two ranks know the third, which dies before it knows them: no rank has run the script, so all begin again."""
     (tmp_path / "script.py").write_text("print('here')")
-    code, lines, err = sail_script("script.py", 3, [[2, "late", 1]], tmp_path)
-    assert (code, lines) == (0, ["here"]), err
-    assert "a rank died while the ranks were starting: they are started again" in err and "survived" not in err
+    run = sail_script("script.py", 3, [[2, "late", 1]], tmp_path)
+    assert (run.code, run.lines) == (0, ["here"]), run.err
+    assert "a rank died while the ranks were starting: they are started again" in run.err and "survived" not in run.err
 
 
 @pytest.fixture(scope="module")
 def loops():
     """What one process prints of the other loops."""
     script = Path(__file__).parent / "loops.py"
-    return script, subprocess.run([sys.executable, script], env=environment(), capture_output=True, text=True,
-                                  check=True).stdout.splitlines()
+    return script, python(script.parent, script)
 
 
 @pytest.mark.parametrize("count", [45, 100, 160, 215])
 def test_ranks_die_in_loops_of_other_kinds(count, loops, tmp_path):
     script, expected = loops
-    code, lines, err = sail_script(script, 3, [[count % 3, "in a collective", count]], tmp_path)
-    assert code == 0, err
-    assert unlike(lines, expected) == ""
-    assert "1 death survived" in err and "passed over" not in err
+    run = sail_script(script, 3, [[count % 3, "in a collective", count]], tmp_path)
+    assert run.code == 0, run.err
+    assert unlike(run.lines, expected) == ""
+    assert "1 death survived" in run.err and "passed over" not in run.err
 
 
 def test_a_death_within_a_step_equals_a_planned_one_before_it_to_the_bit(tmp_path):
@@ -64,14 +59,12 @@ def test_a_death_within_a_step_equals_a_planned_one_before_it_to_the_bit(tmp_pat
     weights = {}
     for point in (["batch", 9], ["end of backward", 9], ["in exchange", 9], ["batch", 10]):
         folder = tmp_path / "-".join(map(str, point))
-        folder.mkdir()
-        code, _, err = sail(Voyage(3, [], [[1, *point]]), folder)
-        assert code == 0, err
-        run = folder / "oars-runs/it"
-        lost = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if '"lost"' in line]
-        assert [(event["ranks"], event["step"], event["left"]) for event in lost] == [([1], point[1], 2)]
-        weights[str(point)] = (run / "weights-digest-0.txt").read_text()
-        assert weights[str(point)] == (run / "weights-digest-2.txt").read_text()
+        run = sail(Voyage(3, [], [[1, *point]]), folder)
+        assert run.code == 0, run.err
+        told = [(event["ranks"], event["step"], event["left"]) for event in run.events("lost")]
+        assert told == [([1], point[1], 2)]
+        weights[str(point)] = run.digests()[0]
+        assert weights[str(point)] == run.digests()[2]
     planned, *within, next_step = weights.values()
     assert within == [planned] * len(within)
     assert next_step != planned  # or the test could not tell
@@ -96,8 +89,8 @@ print("through")
 
 def test_a_worker_whose_rank_dies_as_it_begins_does_not_stay(tmp_path):
     (tmp_path / "script.py").write_text(FORKED)
-    code, lines, err = sail_script("script.py", 2, [], tmp_path)
-    assert code == 0 and lines == ["through"] and "1 death survived" in err, err
+    run = sail_script("script.py", 2, [], tmp_path)
+    assert run.code == 0 and run.lines == ["through"] and "1 death survived" in run.err, run.err
     until = time.monotonic() + 20
     while (left := [p.parent for p in Path("/proc").glob("[0-9]*/cwd") if is_at(p, tmp_path)]):
         assert time.monotonic() < until, [(p / "cmdline").read_bytes() for p in left]

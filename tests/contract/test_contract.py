@@ -8,20 +8,14 @@ each other share a process, since most of the time goes into starting ranks. To 
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from compare import files_differ, lines_differ
+from running import Run
 
 HERE = Path(__file__).parent
 GROUPS = [
@@ -37,66 +31,23 @@ TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine
 
 
-class Run:
-    """One run of a script: its exit code, what it printed, and the folder it ran in."""
-
-    def __init__(self, command: list[str], folder: Path, **env: str) -> None:
-        folder.mkdir(parents=True)
-        self.folder, self.command = folder, command
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**environment(), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            out, err = self.process.communicate(timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()  # the launcher ends its ranks
-            try:
-                out, err = self.process.communicate(timeout=15)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                out, err = self.process.communicate()
-            err += f"\n(stopped after {LIMIT} s)"
-        self.code = self.process.returncode
-        self.out = [line for line in out.splitlines() if not line.startswith("oars")]
-        self.err = [line for line in err.splitlines() if not line.startswith("oars")]
-
-    def __str__(self) -> str:
-        return "\n".join([" ".join(self.command), f"exit code {self.code}", *self.err[-25:]])
-
-
-def environment() -> dict[str, str]:
-    """This process's, with the checkout on the path and one thread, which is what a rank on a small machine gets."""
-    source = str(HERE.parent.parent / "src")
-    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH")) if p)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # else TensorFlow logs its process id
-
-
-def oars(n: int) -> list[str]:
-    """The command line up to the script."""
-    return [sys.executable, "-m", "oars", "run", "--quiet", "-n", str(n)]
+def own(err: str) -> list[str]:
+    """The lines that are the script's."""
+    return [line for line in err.splitlines() if not line.startswith("oars")]
 
 
 @pytest.fixture(scope="session")
 def one_process(tmp_path_factory):
     """A group's run by plain ``python``, once for all numbers of ranks; it begins beside the first of these."""
-    runs: dict[str, Future[Run]] = {}
-    with ThreadPoolExecutor() as pool:
-        def begin(group: list[str]) -> Future[Run]:
-            if group[0] not in runs:
-                folder = tmp_path_factory.mktemp(group[0]) / "one"
-                runs[group[0]] = pool.submit(Run, [sys.executable, TOGETHER, *group], folder)
-            return runs[group[0]]
+    runs: dict[str, Run] = {}
 
-        yield begin
+    def begin(group: list[str]) -> Run:
+        if group[0] not in runs:
+            folder = tmp_path_factory.mktemp(group[0]) / "one"
+            runs[group[0]] = Run(folder, TOGETHER, *group, command=[sys.executable], limit=LIMIT)
+        return runs[group[0]]
+
+    return begin
 
 
 def test_every_script_is_in_a_group():
@@ -104,28 +55,30 @@ def test_every_script_is_in_a_group():
     assert sorted(scripts) == sorted(name for group in GROUPS for name in group)
 
 
-# Of what is compiled and printed four ranks tell no more than three.
-@pytest.mark.parametrize(("group", "n"), [pytest.param(group, n, id=f"{'+'.join(group)}-{n}") for group in GROUPS
-                                          for n in (2, 3, 4) if n < 4 or group[0] not in ("output", "compiled")])
+# Two ranks play every scene; more of them are for make test-all. Four tell no more than three of what is compiled.
+NUMBERS = [(group, n) for group in GROUPS for n in (2, 3, 4) if n < 4 or group[0] not in ("output", "compiled")]
+
+
+@pytest.mark.parametrize(("group", "n"), [
+    pytest.param(group, n, id=f"{'+'.join(group)}-{n}", marks=[pytest.mark.more] if n > 2 else [])
+    for group, n in NUMBERS])
 def test_ranks_do_what_one_process_does(group, n, one_process, tmp_path):
-    begun = one_process(group)
-    many = Run([*oars(n), TOGETHER, *group], tmp_path / "ranks", OARS_DIGEST="1")
-    one, told = begun.result(), []
-    assert one.code == 0, f"the scripts themselves fail:\n{one}"
-    if differ := lines_differ(one.out, many.out):
+    one, told = one_process(group), []
+    many = Run(tmp_path / "ranks", "--quiet", "-n", n, TOGETHER, *group, limit=LIMIT, OARS_DIGEST="1")
+    assert many.code is not None and one.code == 0, f"the scripts themselves fail:\n{one}"
+    if differ := lines_differ(one.lines, many.lines):
         told.append(f"printed lines differ:\n{differ}")
-    if "output" in group and (differ := lines_differ(one.err, many.err)):
+    if "output" in group and (differ := lines_differ(own(one.err), own(many.err))):
         told.append(f"lines on stderr differ:\n{differ}")
-    if differ := files_differ(one.folder, many.folder):
+    if differ := files_differ(one.cwd, many.cwd):
         told.append(f"files differ:\n{differ}")
-    digests = {p.name: p.read_text() for p in many.folder.glob("oars-runs/*/weights-digest-*.txt")}
-    if len(digests) != n or len(set(digests.values())) != 1:
-        told.append(f"weights are not equal, to the bit, on {n} ranks: {digests}")
+    if len(many.digests()) != n or len(set(many.digests().values())) != 1:
+        told.append(f"weights are not equal, to the bit, on {n} ranks: {many.digests()}")
     if told or many.code:
         pytest.fail(f"{', '.join(group)} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_every_sample_is_read_once_and_by_one_rank(n, tmp_path):
     """Without and with workers. Ranks report their reads by datagram, so that no overlay of files comes between."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -133,9 +86,9 @@ def test_every_sample_is_read_once_and_by_one_rank(n, tmp_path):
     listener.bind(("127.0.0.1", 0))
     listener.setblocking(False)
     port = str(listener.getsockname()[1])
-    run = Run([*oars(n), str(HERE / "probes" / "reads.py"), port, "0", "2"], tmp_path / "run")
+    run = Run(tmp_path / "run", "--quiet", "-n", n, HERE / "probes/reads.py", port, 0, 2)
     assert run.code == 0, str(run)
-    assert run.out[-1] == "compiler: False"  # nothing was compiled
+    assert run.lines[-1] == "compiler: False"  # nothing was compiled
     reads = []
     try:
         while True:

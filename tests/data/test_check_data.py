@@ -12,8 +12,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from packing import data
 from PIL import Image
-from test_pack import ENV, oars
+from running import environment
 
 import oars.data as oars_data
 from oars.data import shards, tfrecord
@@ -33,7 +34,7 @@ def packed(tmp_path_factory):
 
 
 def test_a_sound_folder_is_well(packed):
-    done = oars("check", packed)
+    done = data("check", packed)
     assert done.stdout.count("all is well") == 2 and "120 images in" in done.stdout and "note" not in done.stdout
 
 
@@ -53,7 +54,7 @@ def test_damage_to_a_shard_is_found(packed, tmp_path, what, says):
     path.write_bytes(data)
     if what == "gone":
         path.unlink()
-    done = oars("check", copy, code=1)
+    done = data("check", copy, code=1)
     assert says in done.stdout and "shard-000001.tar" in done.stdout
 
 
@@ -66,17 +67,17 @@ def test_wrong_labels_and_a_sorted_order_are_told(packed, tmp_path):
     np.save(copy / "index.npy", index)
     facts["index"] = zlib.crc32(index.tobytes())
     (copy / "manifest.json").write_bytes(shards.encode_manifest(facts))
-    done = oars("check", copy, code=1)
+    done = data("check", copy, code=1)
     assert "but its label 1 means" in done.stdout and "sorted by class" in done.stdout
 
 
 def test_the_sheet_is_a_picture_of_the_samples(packed, tmp_path):
-    oars("show", packed / "train", "-n", 7, "--to", tmp_path / "sheet.png")
+    data("show", packed / "train", "-n", 7, "--to", tmp_path / "sheet.png")
     sheet = Image.open(tmp_path / "sheet.png")
     assert sheet.format == "PNG" and sheet.size == (600, 3 * 218)
     yellow = (np.abs(np.asarray(sheet).astype(int) - [255, 230, 0]).sum(2) < 30).sum()
     assert yellow > 500  # boxes
-    assert "name one of them" in oars("show", packed, code=2).stderr
+    assert "name one of them" in data("show", packed, code=2).stderr
 
 
 def test_stats_are_those_of_the_pixels(packed):
@@ -84,7 +85,7 @@ def test_stats_are_those_of_the_pixels(packed):
     images = [decode(reader.image(i)[0]) / 255 for i in range(len(reader))]
     mean = np.mean([image.mean((0, 1)) for image in images], 0)
     std = np.sqrt(np.mean([(image ** 2).mean((0, 1)) for image in images], 0) - mean ** 2)
-    text = oars("stats", packed / "val").stdout
+    text = data("stats", packed / "val").stdout
     found = [[float(v) for v in line.split(maxsplit=1)[1].split(",")] for line in text.splitlines()[1:]]
     assert np.allclose(found, [mean, std], atol=1e-4)
 
@@ -92,8 +93,8 @@ def test_stats_are_those_of_the_pixels(packed):
 def test_exports_hold_the_same_samples(packed, tmp_path):
     reader = Reader(packed / "train")
     for to in ("tfrecord", "hdf5", "folder"):
-        oars("export", packed / "train", tmp_path / to, "--to", to, "--side", 32)
-        assert "there already" in oars("export", packed / "train", tmp_path / to, "--to", to, code=2).stderr
+        data("export", packed / "train", tmp_path / to, "--to", to, "--side", 32)
+        assert "there already" in data("export", packed / "train", tmp_path / to, "--to", to, code=2).stderr
     records = tfrecord.Reader(tmp_path / "tfrecord")
     files = list((tmp_path / "folder").glob("*/*.jpg"))
     with h5py.File(tmp_path / "hdf5") as file:
@@ -113,7 +114,7 @@ def test_decoders_agree(packed):
     script = ("import sys, json; sys.modules['simplejpeg'] = sys.modules['torch'] = None\n"
               "from oars.data import decode, shards; r = shards.Reader(sys.argv[1])\n"
               "print(json.dumps([[int(v) for v in decode.centre(r.image(i)[0], 48).ravel()] for i in range(5)]))")
-    other = json.loads(subprocess.run([sys.executable, "-c", script, packed / "train"], env=ENV, check=True,
+    other = json.loads(subprocess.run([sys.executable, "-c", script, packed / "train"], env=environment(), check=True,
                                       capture_output=True, text=True).stdout)
     reader = Reader(packed / "train")
     for i in range(5):

@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from test_pack import ENV, oars
+from packing import data
+from running import environment, oars
 
 
 @pytest.mark.parametrize("verb", ["pack", "check", "show", "stats", "export", "make"])
 def test_every_verb_has_help_with_an_example(verb):
-    assert f"  oars data {verb} " in oars(verb, "--help").stdout
-    assert f"    {verb} " in oars("--help").stdout
+    assert f"  oars data {verb} " in data(verb, "--help").stdout
+    assert f"    {verb} " in data("--help").stdout
 
 
 @pytest.mark.parametrize(("args", "says"), [
@@ -28,8 +29,7 @@ def test_every_verb_has_help_with_an_example(verb):
     (["make", "digits", "x", "--damage", "all"], "--damage is for imagenet-like; digits has none"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(args, says, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "oars", "data", *args], env=ENV, cwd=tmp_path, capture_output=True,
-                          text=True, timeout=60)
+    done = oars(tmp_path, "data", *args)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"oars: {says}") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -38,5 +38,5 @@ def test_bad_input_is_one_line_and_exit_code_2(args, says, tmp_path):
 def test_help_imports_nothing_heavy():
     script = ("import sys; from oars.data.command import parser; parser();"
               "print({'numpy', 'torch', 'PIL', 'rich', 'h5py'} & set(sys.modules))")
-    done = subprocess.run([sys.executable, "-c", script], env=ENV, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr

@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from running import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(FOLDER))
 from nets import InceptionV3, ResNet50, build  # noqa: E402
@@ -26,8 +25,7 @@ def test_the_four_commands_end_well_above_chance(tmp_path):
     tools.mkdir()
     (tools / "oars").write_text(f'#!/bin/sh\nexec {sys.executable} -m oars "$@"\n')
     (tools / "oars").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
-           "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    env = environment(PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
     for command in commands:
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

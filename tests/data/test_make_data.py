@@ -9,21 +9,21 @@ import tarfile
 import h5py
 import numpy as np
 import pytest
-from test_pack import oars, tree
+from packing import data, tree
 
 
 @pytest.mark.parametrize(("kind", "size"), [("imagenet-like", 40), ("digits", 1200), ("higgs-like", 300),
                                             ("water-ice", 60)])
 def test_the_same_seed_gives_the_same_files(kind, size, tmp_path):
     for name, seed, workers in (("a", 1, 1), ("b", 1, 3), ("c", 2, 2)):
-        oars("make", kind, tmp_path / name, "--size", size, "--seed", seed, "--workers", workers, "--side", 60)
+        data("make", kind, tmp_path / name, "--size", size, "--seed", seed, "--workers", workers, "--side", 60)
     assert tree(tmp_path / "a") == tree(tmp_path / "b") != tree(tmp_path / "c")
-    done = oars("make", kind, tmp_path / "a", "--size", size, code=2)
+    done = data("make", kind, tmp_path / "a", "--size", size, code=2)
     assert "not empty" in done.stderr
 
 
 def test_imagenet_like_has_the_layout_of_the_archives(tmp_path):
-    oars("make", "imagenet-like", tmp_path / "a", "--size", 30, "--classes", 3, "--side", 50)
+    data("make", "imagenet-like", tmp_path / "a", "--size", 30, "--classes", 3, "--side", 50)
     with tarfile.open(tmp_path / "a" / "ILSVRC2012_img_train.tar") as outer:
         names = outer.getnames()
         assert names == sorted(names) and len(names) == 3 and all(n.startswith("n0") for n in names)
@@ -41,7 +41,7 @@ def test_imagenet_like_has_the_layout_of_the_archives(tmp_path):
 
 
 def test_digits_are_idx_files_that_can_be_told_apart(tmp_path):
-    oars("make", "digits", tmp_path / "d", "--size", 1500)
+    data("make", "digits", tmp_path / "d", "--size", 1500)
     sets = {}
     for part, count in (("train", 1500), ("t10k", 250)):
         images = gzip.decompress((tmp_path / "d" / f"{part}-images-idx3-ubyte.gz").read_bytes())
@@ -56,7 +56,7 @@ def test_digits_are_idx_files_that_can_be_told_apart(tmp_path):
 
 
 def test_higgs_like_tells_signal_by_its_masses(tmp_path):
-    oars("make", "higgs-like", tmp_path / "h", "--size", 12000)
+    data("make", "higgs-like", tmp_path / "h", "--size", 12000)
     with gzip.open(tmp_path / "h" / "HIGGS.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",")
     assert table.shape == (12000, 29) and np.isfinite(table).all() and set(table[:, 0]) == {0, 1}
@@ -74,7 +74,7 @@ def test_higgs_like_tells_signal_by_its_masses(tmp_path):
 
 
 def test_ice_is_spotty_and_water_is_not(tmp_path):
-    oars("make", "water-ice", tmp_path / "w", "--size", 60)
+    data("make", "water-ice", tmp_path / "w", "--size", 60)
     with h5py.File(tmp_path / "w" / "water-ice.h5") as file:
         images, labels = file["images"][:], file["labels"][:]
     assert images.shape == (60, 256, 256) and images.dtype == np.uint16 and set(labels) == {0, 1}
@@ -84,5 +84,5 @@ def test_ice_is_spotty_and_water_is_not(tmp_path):
 
 
 def test_unknown_damage_is_one_line(tmp_path):
-    done = oars("make", "imagenet-like", tmp_path / "a", "--damage", "rust", code=2)
+    done = data("make", "imagenet-like", tmp_path / "a", "--damage", "rust", code=2)
     assert "--damage rust is unknown" in done.stderr and not (tmp_path / "a").exists()

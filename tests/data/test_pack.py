@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -15,37 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packing import data, tree
 from PIL import Image
+from running import environment
 
 from oars.data import boxes
 from oars.data.examine import Unfit, examine
 from oars.data.make_images import DAMAGE, draw
 from oars.data.shards import Reader, read_manifest
 
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2] / "src"),
-                                                    os.environ.get("PYTHONPATH", "")])}
-
-
-def oars(*args, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, "-m", "oars", "data", *map(str, args)], env=ENV, capture_output=True,
-                          text=True, timeout=120)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file below a folder, with its SHA-256."""
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-            for p in sorted(folder.rglob("*")) if p.is_file()}
-
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
     """An archive with every kind of damage, and what pack makes of it."""
     root = tmp_path_factory.mktemp("damaged")
-    oars("make", "imagenet-like", root / "a", "--size", 200, "--side", 90, "--damage", "all", "--seed", 3)
-    done = oars("pack", root / "a", root / "out", "--workers", 2, "--shard-mb", 1, code=1)
+    data("make", "imagenet-like", root / "a", "--size", 200, "--side", 90, "--damage", "all", "--seed", 3)
+    done = data("pack", root / "a", root / "out", "--workers", 2, "--shard-mb", 1, code=1)
     return root, done.stdout
 
 
@@ -53,7 +37,7 @@ def test_the_same_bytes_for_one_two_and_three_workers(damaged, tmp_path):
     root, _ = damaged
     want = tree(root / "out")
     for workers in (1, 3):
-        oars("pack", root / "a", tmp_path / str(workers), "--workers", workers, "--shard-mb", 1, code=1)
+        data("pack", root / "a", tmp_path / str(workers), "--workers", workers, "--shard-mb", 1, code=1)
         assert tree(tmp_path / str(workers)) == want
     assert want != {} and not any(name.endswith("tmp") or ".work" in name for name in want)
 
@@ -160,10 +144,10 @@ def test_validation_classes_come_from_the_boxes_where_there_is_no_list(damaged, 
     root, _ = damaged
     for name in ("ILSVRC2012_img_val.tar", "ILSVRC2012_bbox_val_v3.tgz"):
         shutil.copy(root / "a" / name, tmp_path / name)
-    oars("pack", tmp_path, tmp_path.with_name("out-val"))
+    data("pack", tmp_path, tmp_path.with_name("out-val"))
     assert tree(tmp_path.with_name("out-val") / "val")["index.npy"] == tree(root / "out" / "val")["index.npy"]
     os.unlink(tmp_path / "ILSVRC2012_bbox_val_v3.tgz")
-    done = oars("pack", tmp_path, tmp_path.with_name("nowhere"), code=2)
+    done = data("pack", tmp_path, tmp_path.with_name("nowhere"), code=2)
     assert "has no class" in done.stderr and done.stderr.count("\n") == 1
     assert not tmp_path.with_name("nowhere").exists()
 
@@ -201,7 +185,7 @@ def test_a_folder_a_tar_a_compressed_tar_and_a_list_give_the_same_images(tmp_pat
     (tmp_path / "src" / "list.csv").write_text("path,label,xmin,ymin,xmax,ymax\n" + "".join(rows) + rows[0])
     for source in ("src", "a.tar", "b.tar.gz", "src/list.csv"):
         out = tmp_path / f"out-{source.replace('/', '-')}"
-        oars("pack", tmp_path / source, out)
+        data("pack", tmp_path / source, out)
         assert contents(out) == want and Reader(out).classes == ["cat", "dog"]
         assert not (out / ".work").exists()
     reader = Reader(tmp_path / "out-src-list.csv")
@@ -219,7 +203,7 @@ def test_many_alike_and_unreadable_files_are_told(tmp_path):
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(
         f"src/{p.relative_to(tmp_path / 'src')},{p.parent.name}\n" for p in sorted((tmp_path / "src").rglob("*.jpg")))
         + "src/cat,cat\nsrc/nosuch.jpg,cat\n")
-    report = oars("pack", tmp_path / "list.csv", tmp_path / "out").stdout
+    report = data("pack", tmp_path / "list.csv", tmp_path / "out").stdout
     assert "6 of 12 images" in report  # cat/again-0.jpg comes first, and stays
     for line in ("4  duplicate\n", "1  duplicate of another class\n", "1  unreadable\n", "1  no such file\n"):
         assert line in report
@@ -228,12 +212,12 @@ def test_many_alike_and_unreadable_files_are_told(tmp_path):
 def test_labels_are_those_of_a_given_map(tmp_path):
     some_images(tmp_path / "src")
     (tmp_path / "map.txt").write_text("zebra\ndog\ncat\n")
-    oars("pack", tmp_path / "src", tmp_path / "out", "--labels", tmp_path / "map.txt")
+    data("pack", tmp_path / "src", tmp_path / "out", "--labels", tmp_path / "map.txt")
     assert json.loads((tmp_path / "out" / "labels.json").read_text()) == {"zebra": 0, "dog": 1, "cat": 2}
     reader = Reader(tmp_path / "out")
     assert {reader.sample(i)["class"]: int(reader.labels[i]) for i in range(6)} == {"dog": 1, "cat": 2}
     (tmp_path / "map.txt").write_text("dog\n")
-    done = oars("pack", tmp_path / "src", tmp_path / "out2", "--labels", tmp_path / "map.txt", code=2)
+    done = data("pack", tmp_path / "src", tmp_path / "out2", "--labels", tmp_path / "map.txt", code=2)
     assert "has no label for cat" in done.stderr
 
 
@@ -245,7 +229,7 @@ def test_labels_are_those_of_a_given_map(tmp_path):
 ])
 def test_what_is_no_source_is_one_line(tmp_path, make, says):
     make(tmp_path / "src")
-    done = oars("pack", tmp_path / "src", tmp_path / "out", code=2)
+    done = data("pack", tmp_path / "src", tmp_path / "out", code=2)
     assert says in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("oars: ")
     assert not (tmp_path / "out").exists()
 
@@ -253,10 +237,10 @@ def test_what_is_no_source_is_one_line(tmp_path, make, says):
 def test_another_source_does_not_go_into_the_same_folder(tmp_path):
     some_images(tmp_path / "src")
     some_images(tmp_path / "src2", 4)
-    oars("pack", tmp_path / "src", tmp_path / "out")
+    data("pack", tmp_path / "src", tmp_path / "out")
     before = tree(tmp_path / "out")
-    assert "already packed" in oars("pack", tmp_path / "src", tmp_path / "out").stdout
-    done = oars("pack", tmp_path / "src2", tmp_path / "out", code=2)
+    assert "already packed" in data("pack", tmp_path / "src", tmp_path / "out").stdout
+    done = data("pack", tmp_path / "src2", tmp_path / "out", code=2)
     assert "holds shards of another source" in done.stderr and tree(tmp_path / "out") == before
 
 
@@ -322,7 +306,8 @@ def test_memory_stays_below_500_mb_whatever_the_images(tmp_path):
     # In processes of their own: a child's peak begins with what its parent had, and this one may be large.
     subprocess.run([sys.executable, "-c", LARGE, tmp_path / "src" / "large"], check=True, timeout=120)
     done = subprocess.run([sys.executable, "-c", SMALL, sys.executable, "-c", PEAK, "data", "pack", tmp_path / "src",
-                           tmp_path / "out", "--workers", "1"], env=ENV, capture_output=True, text=True, timeout=120)
+                           tmp_path / "out", "--workers", "1"], env=environment(), capture_output=True, text=True,
+                          timeout=120)
     assert done.returncode == 0, done.stderr
     assert "5 of 6 images" in done.stdout and "too large" in done.stdout
     assert int(done.stdout.split("peak ")[1]) < 500_000  # kilobytes

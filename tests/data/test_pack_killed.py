@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_pack import ENV, tree
+from packing import tree
+from running import environment
 
 from oars.data.make_images import imagenet_like
 
@@ -33,7 +34,7 @@ def archive(tmp_path_factory):
 
 def start(source: Path, out: Path, workers: int = 2, **how) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "oars", "data", "pack", str(source), str(out), "--workers",
-                             str(workers), "--shard-mb", "1"], env=ENV, stdout=subprocess.DEVNULL,
+                             str(workers), "--shard-mb", "1"], env=environment(), stdout=subprocess.DEVNULL,
                             start_new_session=True, preexec_fn=_takes_ctrl_c, **how)
 
 
@@ -110,7 +111,7 @@ def test_two_packs_into_one_folder_are_refused(archive, tmp_path):
     time.sleep(0.02)
     os.kill(first.pid, signal.SIGSTOP)
     second = subprocess.run([sys.executable, "-m", "oars", "data", "pack", str(root / "a"), str(tmp_path / "out")],
-                            env=ENV, capture_output=True, text=True, timeout=30)
+                            env=environment(), capture_output=True, text=True, timeout=30)
     os.kill(first.pid, signal.SIGCONT)
     assert second.returncode == 2 and "another pack into" in second.stderr
     assert first.wait(60) == 0 and tree(tmp_path / "out") == tree(root / "undisturbed")

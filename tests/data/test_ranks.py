@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,22 +11,17 @@ import netCDF4
 import numpy as np
 from made import images
 from PIL import Image
+from running import finished
 from torch.utils.data import DataLoader
 
 import oars.data
 from oars.data.transforms import random_crop, resize
 
-SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 ROWS, WIDTH = 8000, 256  # 8 MB of float32
 
 
 def run(folder: Path, *args: str) -> str:
-    path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True, timeout=120,
-                          stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return finished(folder, sys.executable, *args, code=0).stdout
 
 
 READ = """

@@ -9,20 +9,18 @@ many deaths were noticed as happened.
 """
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "chaos"), str(HERE.parent / "contract")]
-
-from chaos import environment, sail_script  # noqa: E402
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "chaos"), str(HERE.parent / "contract")]
+from chaos import sail_script  # noqa: E402
 from compare import lines_differ  # noqa: E402
+from running import OARS, finished  # noqa: E402
 
 # what runs: its script, options of oars run, the environment, how many collectives there are at least
 KINDS = {
@@ -42,10 +40,9 @@ def lines_of(kind, known={}):  # noqa: B006 (once for each kind is enough)
     if kind not in known:
         command = [sys.executable, str(HERE / "scripts" / script)]
         if options:
-            command = [sys.executable, "-m", "oars", "run", "--quiet", "-n", "1", *options, command[1]]
+            command = [*OARS, "run", "--quiet", "-n", "1", *options, command[1]]
         with tempfile.TemporaryDirectory() as folder:
-            known[kind] = subprocess.run(command, cwd=folder, env=environment(**more, **QUIET), capture_output=True,
-                                         text=True, check=True).stdout.splitlines()
+            known[kind] = finished(folder, *command, code=0, timeout=300, **more, **QUIET).stdout.splitlines()
     return known[kind]
 
 
@@ -53,19 +50,13 @@ def wrong_with(kind, ranks, deaths, timeout=300):
     """Run it with these deaths; what was not as it must be, or an empty string."""
     script, options, more, _ = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            code, lines, err = sail_script(HERE / "scripts" / script, ranks, deaths, folder, timeout, options, **more,
-                                           **QUIET)
-        except subprocess.TimeoutExpired:
-            return "it hung"
-        events = Path(folder, "oars-runs/it/events.jsonl")
-        told = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
-    lost = {rank for event in told if event["event"] == "lost" for rank in event["ranks"]}
-    if code:
-        return f"exit code {code}: {err[-2000:]}"
+        run = sail_script(HERE / "scripts" / script, ranks, deaths, folder, *options, limit=timeout, **more, **QUIET)
+        if run.code:
+            return f"exit code {run.code}: {run.err[-2000:]}"
+        lost = {rank for event in run.events("lost") for rank in event["ranks"]}
     if lost != {death[0] for death in deaths if death[2] > 1}:  # the first collective is the start's: all begin again
         return f"lost were {sorted(lost)}"
-    return lines_differ(lines_of(kind), lines)
+    return lines_differ(lines_of(kind), run.lines)
 
 
 def drawn(seed, kinds):

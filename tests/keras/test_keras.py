@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from chaos_keras import wrong_with
+from compare import lines_differ
+from playing import BACKENDS, QUIET, played, unlike
+from running import EXAMPLES, Run
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "contract"), str(HERE)]
-
-from chaos_keras import wrong_with  # noqa: E402
-from compare import files_differ, lines_differ  # noqa: E402
-from test_contract import Run, oars  # noqa: E402
-
-TF1 = HERE.parent.parent / "examples" / "tf1"
-BACKENDS = {"tensorflow": "loops_tensorflow", "jax": "loops_jax", "torch": "loops_torch"}  # their scenes
+TF1 = EXAMPLES / "tf1"
 # A backend's scenes share a process: most of the time goes into importing it and compiling. On torch they are cheap:
 # all are played. make test-keras plays all scenes on all backends.
 SCENES = {
@@ -36,59 +32,33 @@ SCENES = {
            "gradients_of_ones_own a_clipping_between_models",
     "torch": "",
 }
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OARS_DIGEST": "1"}
-# Their bytes hold the last digits of every weight; the scripts load them and tell.
-LOADED = {".h5", ".keras", ".pb", ".data-00000-of-00001", ".index"}
-
-
-def _lines(run: Run) -> list[str]:
-    return [re.sub(r" - \d+[mu]?s - \d+[mu]?s/step", "", line) for line in run.out]
-
-
-def played(backend: str, n: int, scenes: list[str], folder: Path) -> Run:
-    """Play these scenes (none: all) on n ranks; 0 is plain python."""
-    command = [*(oars(n) if n else [sys.executable]), str(HERE / "scripts" / f"{BACKENDS[backend]}.py"), *scenes]
-    return Run(command, folder, KERAS_BACKEND=backend, XLA_FLAGS="--xla_backend_optimization_level=0", **QUIET)
-
-
-def unlike(one: Run, many: Run) -> str:
-    """What is not the same, or an empty string."""
-    if many.code:
-        return str(many)
-    for file in [p for run in (one, many) for p in run.folder.rglob("*") if p.suffix in LOADED]:
-        file.write_text("")
-    told = lines_differ(_lines(one), _lines(many)) + files_differ(one.folder, many.folder)
-    digests = {p.read_text() for p in many.folder.glob("oars-runs/*/weights-digest-*.txt")}
-    return told or ("" if len(digests) == 1 else "weights are not equal, to the bit, on all ranks")
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     """A backend's scenes by plain ``python``, once for all numbers of ranks; they begin beside the first of these."""
-    runs: dict[str, Future[Run]] = {}
-    with ThreadPoolExecutor() as pool:
-        def begin(backend: str) -> Future[Run]:
-            if backend not in runs:
-                runs[backend] = pool.submit(played, backend, 0, SCENES[backend].split(),
-                                            tmp_path_factory.mktemp(backend) / "one")
-            return runs[backend]
+    runs: dict[str, Run] = {}
 
-        yield begin
+    def begin(backend: str) -> Run:
+        if backend not in runs:
+            runs[backend] = played(backend, 0, SCENES[backend].split(), tmp_path_factory.mktemp(backend) / "one")
+        return runs[backend]
+
+    return begin
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.more)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
-    begun = one_process(backend)
-    run, one = played(backend, n, SCENES[backend].split(), tmp_path / "ranks"), begun.result()
-    assert one.code == 0, f"the script itself fails:\n{one}"
+    one, run = one_process(backend), played(backend, n, SCENES[backend].split(), tmp_path / "ranks")
+    assert run.code is not None and one.code == 0, f"the script itself fails:\n{one}"
     assert unlike(one, run) == ""
     if backend == "tensorflow":  # what reads files did so for own elements only: 3 times, batches of 16, 16, 16 and 3
-        logs = run.folder.glob("oars-runs/*/rank-*.err")
+        logs = run.folder.glob("rank-*.err")
         counts = [int(re.findall(r"mapped (\d+) times", log.read_text())[0]) for log in logs]
         assert sorted(counts) == {2: [75, 78], 3: [48, 48, 57]}[n]
-        (events,) = run.folder.glob("oars-runs/*/events.jsonl")
-        assert re.findall(r"whole on every rank, no faster: ([\w ]+)", events.read_text()) == [
+        told = (run.folder / "events.jsonl").read_text()
+        assert re.findall(r"whole on every rank, no faster: ([\w ]+)", told) == [
             "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
             "a gradient goes through a loop or a branch around it", *["a gradient in it is not linear "] * 2,
             "on the way back its rows depend on each other", "a gradient in it is not linear ",
@@ -119,9 +89,9 @@ def test_local_batchnorm_takes_each_ranks_own_rows(backend, tmp_path):
         mean, variance = (mean + halves.mean((0, 1))) / 2, (variance + halves.var(1).mean(0)) / 2
     script = tmp_path / "normalised.py"
     script.write_text(NORMALISED)
-    run = Run([*oars(2), "--local-batchnorm", str(script)], tmp_path / "run", KERAS_BACKEND=backend, **QUIET)
+    run = Run(tmp_path / "run", *TWO, "--local-batchnorm", script, KERAS_BACKEND=backend, **QUIET)
     assert run.code == 0, str(run)
-    np.testing.assert_allclose([float(v) for v in run.out[0].split()], [*gamma, *beta, *mean, *variance], 1e-5, 1e-6)
+    np.testing.assert_allclose([float(v) for v in run.lines[0].split()], [*gamma, *beta, *mean, *variance], 1e-5, 1e-6)
 
 
 DEATHS = {  # on one rank more than die: in fit, or in the loop behind it
@@ -138,6 +108,7 @@ def test_deaths_do_not_show(kind):
     assert wrong_with(kind, len(DEATHS[kind]) + 1, DEATHS[kind]) == ""
 
 
+TWO = "--quiet", "-n", 2
 SESSIONS = [(TF1 / "linear_fit.py", []), (TF1 / "softmax.py", ["--steps", "50"]), (TF1 / "cnn.py", ["--steps", "3"]),
             (HERE / "scripts" / "session.py", []), (HERE / "scripts" / "layers.py", []),
             (HERE / "scripts" / "feeding.py", [])]
@@ -188,25 +159,23 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
         # Plain TensorFlow has neither the names nor the reader any more: it is given them by two changed lines.
         text = path.read_text().replace("import tensorflow as tf\n", "import tensorflow.compat.v1 as tf\n")
         text = text.replace("from tensorflow.examples.tutorials.mnist import input_data",
-                            "from oars.adapt.tensorflow import mnist as input_data")
+                            "from oars.adapt.tf1 import mnist as input_data")
         text = text.replace("from tensorflow.examples.tutorials.mnist import mnist",
-                            "from oars.adapt.tensorflow import mnist_model as mnist")
+                            "from oars.adapt.tf1 import mnist_model as mnist")
         plain.append((tmp_path / path.name, args))
         plain[-1][0].write_text(text)
     together = [tmp_path / "one.py", tmp_path / "ranks.py"]
     for file, first, which in zip(together, (LAYERS, ""), (plain, SESSIONS), strict=True):
         file.write_text(TOGETHER.format(first, [(str(path), args) for path, args in which]))
-    with ThreadPoolExecutor() as pool:
-        begun = pool.submit(Run, [sys.executable, str(together[0])], tmp_path / "one", **QUIET)
-        many = Run([*oars(2), "--tf1", str(together[1])], tmp_path / "ranks", **QUIET)
-        one = begun.result()
-    assert one.code == 0, str(one)
+    one = Run(tmp_path / "one", together[0], command=[sys.executable], **QUIET)
+    many = Run(tmp_path / "ranks", *TWO, "--tf1", together[1], **QUIET)
     assert many.code == 0, str(many)
-    assert lines_differ(one.out, many.out) == ""
-    assert len({log.read_text() for log in many.folder.glob("oars-runs/*/rank-*.log")}) == 1  # nobody has parted
+    assert one.code == 0, str(one)
+    assert lines_differ(one.lines, many.lines) == ""
+    assert len({log.read_text() for log in many.folder.glob("rank-*.log")}) == 1  # nobody has parted
     # Of the placeholders of linear_fit nothing is known, so every rank computes all of it, and so it is with those of a
     # fixed size in feeding.py, the condition in session.py and dynamic_rnn; the others are cut.
-    told = "".join(path.read_text() for path in many.folder.glob("oars-runs/*/events.jsonl"))
+    told = "".join(path.read_text() for path in many.folder.glob("events.jsonl"))
     assert told.count("not cut") == 3  # (the first two are told in the same words)
 
 
@@ -226,10 +195,9 @@ tf.train.Server(None, job_name="worker", task_index=0)
 def test_what_is_gone_and_processes_started_by_hand_are_refused_in_one_line(tmp_path):
     script = tmp_path / "old.py"
     script.write_text(GONE)
-    command = oars(1)
-    run = Run([*command[:4], "--tf1", *command[4:], str(script)], tmp_path / "run", **QUIET)
+    run = Run(tmp_path / "run", "--tf1", "--quiet", "-n", 1, script, **QUIET)
     assert run.code != 0
-    told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
+    told = (run.folder / "rank-0.err").read_text()
     lines = [line for line in told.splitlines() if line.startswith("oars: tf.")]
     names = [line.split()[1] for line in lines]
     assert names == ["tf.contrib.tpu", "tf.contrib.crf", "tf.contrib.layers.conv3d", "tf.contrib.rnn.ConvLSTMCell",
@@ -239,21 +207,21 @@ def test_what_is_gone_and_processes_started_by_hand_are_refused_in_one_line(tmp_
 
 
 def test_what_there_is_of_contrib_is_made_of_layers(tmp_path):
-    run = Run([*oars(2), "--tf1", str(HERE / "scripts" / "contrib.py")], tmp_path / "run", **QUIET)
+    run = Run(tmp_path / "run", *TWO, "--tf1", HERE / "scripts/contrib.py", **QUIET)
     assert run.code == 0, str(run)
     normal = "BatchNorm/beta BatchNorm/moving_mean BatchNorm/moving_variance"
-    assert run.out[1].replace(":0", "") == " ".join(
+    assert run.lines[1].replace(":0", "") == " ".join(
         ["Conv/weights", *(f"Conv/{name}" for name in normal.split()),
          "up/weights", *(f"up/{name}" for name in normal.split()), "out/weights", "out/biases"])
-    assert run.out[2] == "[[1, 2, 3, 0], [4, 5, 6, 4], [7, 1, 8, 2]] 9 [[4, 0, 0, 0]]"
-    told = "".join(path.read_text() for path in run.folder.glob("oars-runs/*/events.jsonl"))
+    assert run.lines[2] == "[[1, 2, 3, 0], [4, 5, 6, 4], [7, 1, 8, 2]] 9 [[4, 0, 0, 0]]"
+    told = "".join(path.read_text() for path in run.folder.glob("events.jsonl"))
     assert "not cut" not in told
 
 
 def test_other_ways_of_keeping_together_are_refused_in_one_line(tmp_path):
     script = tmp_path / "fit.py"
     script.write_text("import keras\n")
-    run = Run([*oars(2), "--sync", "server", str(script)], tmp_path / "run", KERAS_BACKEND="torch", **QUIET)
-    told = (next((run.folder / "oars-runs").iterdir()) / "rank-0.err").read_text()
+    run = Run(tmp_path / "run", *TWO, "--sync", "server", script, KERAS_BACKEND="torch", **QUIET)
     assert run.code == 2
+    told = (run.folder / "rank-0.err").read_text()
     assert told == "oars: --sync server is not for Keras on torch: use --sync local, or leave it out\n"

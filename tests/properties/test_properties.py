@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running import oars
 
 from oars.adapt.torch import context
 
@@ -18,11 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(("ranks", "programs"), [(2, 60), (3, 60), (5, 30)])
 def test_random_programs_give_the_same_on_rows_as_on_plain_tensors(ranks: int, programs: int, tmp_path: Path) -> None:
-    script = [str(HERE / "programs.py"), str(programs)]
-    command = [sys.executable, "-m", "oars", "run", "--quiet", "-n", str(ranks), *script]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")})
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    ran = oars(tmp_path, "run", "--quiet", "-n", ranks, HERE / "programs.py", programs, code=0, timeout=300)
     assert ran.stdout == "all programs agree\n"
 
 

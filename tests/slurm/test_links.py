@@ -14,11 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import left_behind
-from test_slurm import HERE, OARS, TRAIN, events, steps, until
-
-sys.path.insert(0, str(HERE.parent / "chaos"))
-from chaos import SOURCE, lines_of, unlearnt, unlike  # noqa: E402
+from chaos import lines_of, unlearnt, unlike
+from nodes import HERE, TRAIN, events, steps, until
+from running import OARS, SOURCE, left_behind
 
 KIND = ["--epochs", "12"]
 STALL = 15  # so a lease is 9 s, and who goes on does so after 11.25
@@ -29,7 +27,7 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = {**os.environ, "PYTHONPATH": str(SOURCE), "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        self.env = {**os.environ, "PYTHONPATH": SOURCE, "PATH": f"{folder}/bin:{os.environ['PATH']}",
                     "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1", "OMP_NUM_THREADS": "1",
                     "PRTE_MCA_prte_tmpdir_base": str(folder)}
 
@@ -62,7 +60,7 @@ def pids_on(folder: Path, host: str) -> set[int]:
     for process in Path("/proc").iterdir():
         try:
             words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else [b""]
-            if words[0] == sys.executable.encode() and b"oars.run.rank" in words and host_of(process) == host \
+            if words[0] == sys.executable.encode() and b"oars.rank.main" in words and host_of(process) == host \
                     and mark in (process / "environ").read_bytes():
                 found.add(int(process.name))
         except OSError:

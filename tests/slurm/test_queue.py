@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_slurm import Cluster, cluster, until
+from nodes import Cluster, until
+from running import ROOT
 
 TRAIN = """
 import os, sys, time, torch
@@ -39,8 +40,6 @@ for epoch in range(int(sys.argv[1])):
         optimizer.step()
     print(epoch, loss.item(), flush=True)
 """
-ROOT = Path(__file__).resolve().parents[2]
-assert cluster  # the fixture
 
 
 class Desk:

@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from processes import left_behind
-from test_slurm import OARS, SOURCE, TRAIN, Cluster, cluster, ended, lines_of, unlike, until
+from chaos import lines_of, unlike
+from nodes import TRAIN, Cluster, ended, until
+from running import OARS, SOURCE, left_behind
 
-assert cluster  # the fixture
 SHOW = """
-import os, sys, helper, numpy, mpi4py.MPI, oars.run.rank
-print(sys.executable, *(module.__file__ for module in (helper, numpy, mpi4py.MPI, oars.run.rank, os)), flush=True)
+import os, sys, helper, numpy, mpi4py.MPI, oars.rank.main
+print(sys.executable, *(module.__file__ for module in (helper, numpy, mpi4py.MPI, oars.rank.main, os)), flush=True)
 print(sorted({line.split()[-1] for line in open('/proc/self/maps') if 'libmpi' in line or 'libpython' in line}))
 print(open(os.path.join(os.path.dirname(helper.__file__), 'large.bin'), 'rb').read(3), __file__)
 """
@@ -65,7 +65,7 @@ def test_ranks_start_from_a_copy_on_each_nodes_own_disk_and_nothing_is_left_ther
     (tmp_path / "code/helper.py").write_text("")
     (tmp_path / "code/large.bin").write_bytes(b"big" + bytes(2_000_000))
     local = cluster.folder / "local"
-    words = [small, *OARS[1:], "run", "--quiet", "--bind", "--stage-env", "--name", "it", "code/script.py"]
+    words = [small, *OARS[1:], "run", "--quiet", "--report-bindings", "--stage-env", "--name", "it", "code/script.py"]
     look = f"srun --quiet --nodes=2 --ntasks-per-node=1 --overlap sh -c 'ls -A {local} >left.$SLURM_NODEID'"
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{' '.join(map(str, words))} >out 2>err\necho $? >code.part\n"
                                      f"{look}\nmv code.part code.txt\n")
@@ -84,4 +84,4 @@ def test_ranks_start_from_a_copy_on_each_nodes_own_disk_and_nothing_is_left_ther
         assert all(path.startswith(place) for path in re.findall(r"'([^']+)'", maps)) and maps != "[]", maps
         assert rest == f"b'big' {tmp_path}/code/script.py"
     assert [(tmp_path / f"left.{node}").read_text() for node in (0, 1)] == ["", ""]
-    assert str(SOURCE) not in files
+    assert SOURCE not in files

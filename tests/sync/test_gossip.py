@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from test_sync import ENV, HERE, Run
+from running import oars, python
+from training import TRAIN, losses, right, trained
 
 TALK = """
 import gc, random, time
@@ -43,8 +42,7 @@ print(gossip.round > 10, abs(moved - 60 * (world.size + 1) / 2).max() < 1e-9, nu
 def test_the_mean_moves_by_the_mean_of_the_steps_and_ranks_stay_near_it(tmp_path):
     """Without gossip, ranks would be 180 apart after 60 steps."""
     (tmp_path / "talk.py").write_text(TALK)
-    done = subprocess.run([sys.executable, "-m", "oars", "run", "-n", "4", "talk.py"], cwd=tmp_path, env=ENV,
-                          capture_output=True, text=True, timeout=60)
+    done = oars(tmp_path, "run", "-n", 4, "talk.py")
     assert done.stdout == "True True True\n", done.stdout + done.stderr
 
 
@@ -68,22 +66,22 @@ torch.save(model.state_dict()["weight"] - start, "moved.pt")
 
 def test_the_mean_moves_as_far_as_one_process_with_momentum_too(tmp_path):
     (tmp_path / "linear.py").write_text(LINEAR)
-    subprocess.run([sys.executable, "linear.py"], cwd=tmp_path, env=ENV, check=True)
+    python(tmp_path, "linear.py")
     alone = torch.load(tmp_path / "moved.pt")
-    run = Run(tmp_path, "-n", "3", "--sync", "gossip", "linear.py")
+    run = trained(tmp_path, "-n", "3", "--sync", "gossip", "linear.py")
     assert run.code == 0, run.err
     assert (torch.load(tmp_path / "moved.pt") - alone).norm() < 0.03 * alone.norm()
 
 
 def test_ranks_that_gossip_learn_as_well(tmp_path):
-    run = Run(tmp_path, "-n", "3", "--sync", "gossip", "--rotate", "--wire", "bf16", str(HERE / "train.py"), "--norm",
+    run = trained(tmp_path, "-n", "3", "--sync", "gossip", "--rotate", "--wire", "bf16", TRAIN, "--norm",
               "--momentum", "0.9", "--teacher", "--epochs", "4")
     assert run.code == 0, run.err
     assert run.err.startswith("oars: each rank trains on its own rows, and after every step averages with one other")
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36", "48"]
     # Rows are dealt by speed, so each run is another: after three epochs 198 to 228 are right, after four 228 to 237.
-    assert run.losses[-1] < run.losses[0] and run.right > 200, run.lines
-    assert len(run.digests()) == 1 and run.learnt() == dict.fromkeys(range(240), 4)
+    assert losses(run)[-1] < losses(run)[0] and right(run) > 200, run.lines
+    assert len(set(run.digests().values())) == 1 and run.learnt() == dict.fromkeys(range(240), 4)
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     distances = [event["distance"] for event in events if event["event"] == "consensus"]
     assert len(distances) == 4 and all(0 < d < 1 for d in distances)
@@ -91,10 +89,10 @@ def test_ranks_that_gossip_learn_as_well(tmp_path):
 
 def test_deaths_among_gossips_leave_no_sample_out(tmp_path):
     deaths = [0, "forward", 20], [3, "optimizer", 20]
-    run = Run(tmp_path, "-n", "4", "--sync", "gossip", str(HERE / "train.py"), "--norm", deaths=deaths)
+    run = trained(tmp_path, "-n", "4", "--sync", "gossip", TRAIN, "--norm", deaths=deaths)
     assert run.code == 0, run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.summary["losses"] == len(deaths) and len(run.digests()) == 1
+    assert run.summary["losses"] == len(deaths) and len(set(run.digests().values())) == 1
     assert run.learnt() == dict.fromkeys(range(240), 3)
 
 
@@ -122,11 +120,11 @@ print(data.read)
 
 def test_a_slow_rank_is_given_fewer_rows_within_its_first_epoch_and_none_is_left_out(tmp_path):
     (tmp_path / "reads.py").write_text(READS)
-    run = Run(tmp_path, "-n", "3", "--sync", "gossip", "reads.py", OARS_TEST_SLOW=json.dumps([2, "batch", 0.1]))
+    run = trained(tmp_path, "-n", "3", "--sync", "gossip", "reads.py", OARS_TEST_SLOW=json.dumps([2, "batch", 0.1]))
     assert run.code == 0, run.err
     *fast, slow = (int((run.folder / f"rank-{r}.log").read_text()) for r in range(3))
     assert sum(fast) + slow == 720 and slow < 0.7 * min(fast), (fast, slow)
-    assert run.learnt() == dict.fromkeys(range(720), 1) and len(run.digests()) == 1
+    assert run.learnt() == dict.fromkeys(range(720), 1) and len(set(run.digests().values())) == 1
 
 
 @pytest.mark.parametrize("words, told", [
@@ -135,5 +133,5 @@ def test_a_slow_rank_is_given_fewer_rows_within_its_first_epoch_and_none_is_left
     (("--sync", "local", "--rotate"), "--rotate is for --sync gossip"),
 ])
 def test_what_gossip_cannot_do_is_refused_in_one_line(tmp_path, words, told):
-    run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
+    run = trained(tmp_path, "-n", "2", *words, TRAIN)
     assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1 and told in run.err

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from test_sync import ENV, Run
+from running import Run, python
+from training import trained
 
 MADE = """
 import copy, pickle
@@ -107,20 +105,20 @@ def said(run: Run) -> set[str]:
                                    ("3", "server")], ids=str)
 def test_what_a_script_does_behind_its_loop_is_with_the_averaged_weights(tmp_path, words):
     (tmp_path / "behind.py").write_text(BEHIND_ITS_LOOP)
-    run = Run(tmp_path, "-n", words[0], "--sync", *words[1:], "behind.py")
+    run = trained(tmp_path, "-n", words[0], "--sync", *words[1:], "behind.py")
     assert run.code == 0, run.err
-    assert len(run.lines) == 6 and said(run) == {"\n".join(run.lines) + "\n"} and len(run.digests()) == 1
+    assert len(run.lines) == 6 and said(run) == {"\n".join(run.lines) + "\n"} and len(set(run.digests().values())) == 1
     assert "weights are read" not in run.err  # at every step, that is
     if words[1] == "server":  # it is the training of one process
-        alone = subprocess.run([sys.executable, "behind.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True)
-        for line, other in zip(run.lines, alone.stdout.splitlines(), strict=True):
+        alone = python(tmp_path, "behind.py")
+        for line, other in zip(run.lines, alone, strict=True):
             for word, same in zip(line.split(), other.split(), strict=True):
                 assert word == same or abs(float(word) - float(same)) < 5e-5, (line, other)
 
 
 def test_weights_that_are_read_are_the_averaged_ones(tmp_path):
     (tmp_path / "reads.py").write_text(WITHOUT_LOADER)
-    run = Run(tmp_path, "-n", "2", "--sync", "local", "reads.py")
+    run = trained(tmp_path, "-n", "2", "--sync", "local", "reads.py")
     assert run.code == 0, run.err
     assert len(run.lines) > 6 and said(run) == {"\n".join(run.lines) + "\n"}
 
@@ -128,15 +126,15 @@ def test_weights_that_are_read_are_the_averaged_ones(tmp_path):
 @pytest.mark.parametrize("sync", ["local", "gossip"])
 def test_ranks_that_train_together_again_make_the_same_steps(tmp_path, sync):
     (tmp_path / "again.py").write_text(TOGETHER_AGAIN)
-    run = Run(tmp_path, "-n", "2", "--sync", sync, "again.py")
+    run = trained(tmp_path, "-n", "2", "--sync", sync, "again.py")
     assert run.code == 0, run.err
     assert "no nn.Module in train() is called" in run.err
-    assert len(run.lines) == 2 and said(run) == {"\n".join(run.lines) + "\n"} and len(run.digests()) == 1
+    assert len(run.lines) == 2 and said(run) == {"\n".join(run.lines) + "\n"} and len(set(run.digests().values())) == 1
 
 
 @pytest.mark.parametrize("sync", ["local", "gossip"])
 def test_a_rank_whose_loop_ends_early_waits_for_who_comes_to_the_end_of_the_pass(tmp_path, sync):
     (tmp_path / "early.py").write_text(ENDS_EARLY)
-    run = Run(tmp_path, "-n", "2", "--sync", sync, "early.py")
+    run = trained(tmp_path, "-n", "2", "--sync", sync, "early.py")
     assert run.code == 0, run.err
-    assert len(run.lines) == 1 and said(run) == {run.lines[0] + "\n"} and len(run.digests()) == 1
+    assert len(run.lines) == 1 and said(run) == {run.lines[0] + "\n"} and len(set(run.digests().values())) == 1

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from test_sync import ENV, HERE, Run
+from running import Run, python
+from training import TRAIN, losses, right, trained
 
-from oars.adapt.torch.buckets import laid_out
-from oars.adapt.torch.holder import Coding, Holder, dumped
+from oars.adapt.torch.async_modes.ps_shard import Coding, Holder, dumped
+from oars.adapt.torch.backward.flat_buffers import laid_out
 from oars.exchange.mail import head
 from oars.exchange.servers import place
 from oars.exchange.serving import Held, Part
@@ -26,14 +25,12 @@ def told(run: Run) -> dict[int, dict]:
 def adam_alone(tmp_path_factory):
     """What one process prints with Adam and a schedule, and what it saves."""
     folder = tmp_path_factory.mktemp("adam")
-    done = subprocess.run([sys.executable, HERE / "train.py", "--adam"], cwd=folder, env=ENV, capture_output=True,
-                          text=True, check=True)
-    return done.stdout.splitlines(), torch.load(folder / "best.pt", weights_only=True)
+    return python(folder, TRAIN, "--adam"), torch.load(folder / "best.pt", weights_only=True)
 
 
 def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone):
     """Its optimizer, its schedule and the state that it saves included."""
-    run = Run(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", str(HERE / "train.py"),
+    run = trained(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", TRAIN,
               "--adam")
     assert run.code == 0, run.err
     assert run.err.startswith("oars: 2 ranks train on own rows, at every step, and 2 hold the weights; ")
@@ -41,7 +38,7 @@ def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone
     for line, other in zip(run.lines, lines, strict=True):
         assert line.split()[:3] == other.split()[:3]
         assert abs(float(line.split()[-1]) - float(other.split()[-1])) < 2e-4, (line, other)
-    assert len(run.digests()) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
+    assert len(set(run.digests().values())) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
     own = torch.load(tmp_path / "best.pt", weights_only=True)["optimizer"]
     for i, state in saved["optimizer"]["state"].items():
         assert own["state"][i]["step"] == state["step"] == 36
@@ -54,13 +51,13 @@ def test_servers_for_whom_all_wait_step_as_one_process_does(tmp_path, adam_alone
 
 
 def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
-    run = Run(tmp_path, "-n", "4", "--sync", "server", "--staleness", "4", "--wire", "int8", str(HERE / "train.py"),
+    run = trained(tmp_path, "-n", "4", "--sync", "server", "--staleness", "4", "--wire", "int8", TRAIN,
               "--norm", "--momentum", "0.5", "--teacher", "--workers", "1")
     assert run.code == 0, run.err
     assert "at most 4 steps apart, and 1 holds the weights (gradients travel as int8" in run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.losses[-1] < run.losses[0] and run.right > 180, run.lines
-    assert len(run.digests()) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
+    assert losses(run)[-1] < losses(run)[0] and right(run) > 180, run.lines
+    assert len(set(run.digests().values())) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
     facts = told(run)
     assert all(facts[r]["staleness_max"] <= 8 for r in range(3)) and facts[3]["steps"] == 36
     assert facts[1]["sent_bytes"] < facts[1]["received_bytes"] / 2  # gradients are coded, weights are not
@@ -68,16 +65,16 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
 
 
 def test_a_step_does_not_wait_for_a_slow_worker_where_there_is_a_backup(tmp_path):
-    run = Run(tmp_path, "-n", "4", "--sync", "server", "--backup", "1", str(HERE / "train.py"),
+    run = trained(tmp_path, "-n", "4", "--sync", "server", "--backup", "1", TRAIN,
               "--epochs", "2", OARS_TEST_SLOW=json.dumps([1, "forward", 0.06]))
     assert run.code == 0, run.err
     assert "at every step, less the slowest 1, and 1 holds the weights" in run.err
-    assert [line.split()[2] for line in run.lines] == ["12", "24"] and run.losses[-1] < run.losses[0]
+    assert [line.split()[2] for line in run.lines] == ["12", "24"] and losses(run)[-1] < losses(run)[0]
     facts = told(run)
     left_out = [facts[worker]["left_out"] for worker in range(3)]
     assert 24 <= facts[3]["steps"] < 30, facts[3]  # the slow worker makes none of its own
     assert left_out[1] > 8 > left_out[0] + left_out[2], left_out
-    assert len(run.digests()) == 1
+    assert len(set(run.digests().values())) == 1
 
 
 @pytest.mark.parametrize("deaths, options", [
@@ -85,16 +82,16 @@ def test_a_step_does_not_wait_for_a_slow_worker_where_there_is_a_backup(tmp_path
     (([1, "batch", 20], [2, "behind push", 17]), ("--servers", "2", "--staleness", "4", "--placement", "round-robin")),
 ], ids=str)
 def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, options):
-    run = Run(tmp_path, "-n", "4", "--sync", "server", *options, str(HERE / "train.py"), "--norm", deaths=deaths)
+    run = trained(tmp_path, "-n", "4", "--sync", "server", *options, TRAIN, "--norm", deaths=deaths)
     assert run.code == 0, run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.summary["losses"] == len(deaths) and len(run.digests()) == 1
+    assert run.summary["losses"] == len(deaths) and len(set(run.digests().values())) == 1
     assert run.learnt() == dict.fromkeys(range(240), 3)
-    assert run.losses[-1] < run.losses[0]
+    assert losses(run)[-1] < losses(run)[0]
 
 
 def test_the_only_server_is_missed_in_one_line(tmp_path):
-    run = Run(tmp_path, "-n", "3", "--sync", "server", str(HERE / "train.py"), deaths=([2, "push", 30],))
+    run = trained(tmp_path, "-n", "3", "--sync", "server", TRAIN, deaths=([2, "push", 30],))
     assert run.code == 1 and "Traceback" not in run.err
     assert "\noars: a server died, and nobody has a copy of what it held: the run ends (with --servers 2" in run.err
 
@@ -112,7 +109,7 @@ optimizer.step()
 
 def test_an_optimizer_that_servers_cannot_import_is_refused_in_one_line(tmp_path):
     (tmp_path / "own.py").write_text(OPTIMIZER)
-    run = Run(tmp_path, "-n", "2", "--sync", "server", "own.py")
+    run = trained(tmp_path, "-n", "2", "--sync", "server", "own.py")
     assert run.code == 2 and "Traceback" not in run.err
     assert "oars: --sync server: the servers cannot make this script's optimizer: " in run.err and "Mine" in run.err
 
@@ -131,7 +128,7 @@ for step in range(9):
 
 def test_a_script_that_changes_weights_itself_is_stopped_with_one_line(tmp_path):
     (tmp_path / "clips.py").write_text(CLIPS)
-    run = Run(tmp_path, "-n", "2", "--sync", "server", "clips.py")
+    run = trained(tmp_path, "-n", "2", "--sync", "server", "clips.py")
     assert run.code == 1 and "Traceback" not in run.err
     assert "oars: --sync server: this script changes weights itself after step(), or by two optimizers" in run.err
 
@@ -145,7 +142,7 @@ def test_a_script_that_changes_weights_itself_is_stopped_with_one_line(tmp_path)
     (("--servers", "1"), "--servers 1 is for --sync server"),
 ])
 def test_what_servers_cannot_do_is_refused_in_one_line(tmp_path, words, line):
-    run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
+    run = trained(tmp_path, "-n", "2", *words, TRAIN)
     assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1 and line in run.err
 
 

@@ -2,87 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-HERE = Path(__file__).resolve().parent
-SOURCE, ARMED = HERE.parents[1] / "src", HERE.parent / "chaos" / "armed"
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ARMED), str(SOURCE)]), "OMP_NUM_THREADS": "1",
-       "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1"}
-
-
-class Run:
-    """A finished run of train.py."""
-
-    def __init__(self, folder: Path, *words: str, deaths: tuple = (), **more: str) -> None:
-        command = [sys.executable, "-m", "oars", "run", "--quiet", "--name", "it", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280,
-                              env={**ENV, "OARS_TEST_DEATHS": json.dumps(deaths), **more})
-        self.code, self.lines, self.err = done.returncode, done.stdout.splitlines(), done.stderr
-        self.files, self.folder = folder, folder / "oars-runs" / "it"
-
-    @property
-    def losses(self) -> list[float]:
-        """In evaluation, after each epoch."""
-        return [float(line.split()[-1]) for line in self.lines]
-
-    @property
-    def right(self) -> int:
-        """Of 240, after the last epoch."""
-        return int(self.lines[-1].split()[4])
-
-    @property
-    def summary(self) -> dict:
-        return json.loads((self.folder / "summary.json").read_text())
-
-    def digests(self) -> set[str]:
-        """Of the weights of all ranks that came to the end."""
-        return {path.read_text() for path in self.folder.glob("weights-digest-*.txt")}
-
-    def learnt(self) -> dict[int, int]:
-        """How often each sample was learnt from, by a survivor's ledger."""
-        times: dict[int, int] = {}
-        survivor = next(self.folder.glob("weights-digest-*.txt")).stem.rpartition("-")[2]
-        for line in (self.folder / f"ledger-{survivor}.jsonl").read_text().splitlines():
-            for sample in json.loads(line)["samples"]:
-                times[sample] = times.get(sample, 0) + 1
-        return times
+from running import python
+from training import TRAIN, losses, right, trained
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> list[str]:
     """What one process prints."""
-    done = subprocess.run([sys.executable, HERE / "train.py"], cwd=tmp_path_factory.mktemp("alone"), env=ENV,
-                          capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    return python(tmp_path_factory.mktemp("alone"), TRAIN)
 
 
 def test_an_average_after_every_step_is_the_training_of_one_process(tmp_path, alone):
-    run = Run(tmp_path, "-n", "3", "--sync", "local", "--every", "1", str(HERE / "train.py"))
+    run = trained(tmp_path, "-n", "3", "--sync", "local", "--every", "1", TRAIN)
     assert run.code == 0, run.err
     assert run.err.startswith("oars: each rank trains on its own rows, and every 1 steps all average their weights; ")
     for line, other in zip(run.lines, alone, strict=True):
         assert line.split()[:3] == other.split()[:3]
         assert abs(float(line.split()[-1]) - float(other.split()[-1])) < 2e-4, (line, other)
-    assert len(run.digests()) == 1
+    assert len(set(run.digests().values())) == 1
     assert run.learnt() == dict.fromkeys(range(240), 3)
 
 
 @pytest.mark.parametrize("options", [("--outer", "nesterov", "--every", "4", "--wire", "int8"),
                                      ("--warmup", "12", "--wire", "topk:0.1", "--every", "auto")])
 def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
-    run = Run(tmp_path, "-n", "3", "--sync", "local", *options, str(HERE / "train.py"), "--norm", "--momentum", "0.9",
+    run = trained(tmp_path, "-n", "3", "--sync", "local", *options, TRAIN, "--norm", "--momentum", "0.9",
               "--teacher", "--workers", "1")
     assert run.code == 0, run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.losses[-1] < run.losses[0] and run.right > 200, run.lines
-    assert len(run.digests()) == 1
+    assert losses(run)[-1] < losses(run)[0] and right(run) > 200, run.lines
+    assert len(set(run.digests().values())) == 1
     saved = torch.load(tmp_path / "best.pt", weights_only=True)
     assert saved["epoch"] == 2
     assert "the ranks meet" not in run.err  # for the teacher, that is
@@ -91,49 +42,49 @@ def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
 @pytest.mark.parametrize("deaths", [([0, "forward", 20],), ([2, "behind exchange", 3],),
                                     ([1, "batch", 16], [3, "recovered", 1])], ids=str)
 def test_a_death_leaves_no_sample_out(tmp_path, deaths):
-    run = Run(tmp_path, "-n", "4", "--sync", "local", "--every", "4", str(HERE / "train.py"), "--norm", deaths=deaths)
+    run = trained(tmp_path, "-n", "4", "--sync", "local", "--every", "4", TRAIN, "--norm", deaths=deaths)
     assert run.code == 0, run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.summary["losses"] == len(deaths) and len(run.digests()) == 1
+    assert run.summary["losses"] == len(deaths) and len(set(run.digests().values())) == 1
     assert run.learnt() == dict.fromkeys(range(240), 3)
-    assert run.losses[-1] < run.losses[0]
+    assert losses(run)[-1] < losses(run)[0]
 
 
 def test_a_loader_that_is_read_in_a_thread_is_trained_on_apart_and_what_a_death_costs_is_said(tmp_path):
-    run = Run(tmp_path, "-n", "3", "--sync", "local", "--every", "4", str(HERE / "train.py"), "--thread",
+    run = trained(tmp_path, "-n", "3", "--sync", "local", "--every", "4", TRAIN, "--thread",
               deaths=([1, "forward", 16],))
     assert run.code == 0, run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
-    assert run.summary["losses"] == 1 and len(run.digests()) == 1 and run.losses[-1] < run.losses[0]
+    assert run.summary["losses"] == 1 and len(set(run.digests().values())) == 1 and losses(run)[-1] < losses(run)[0]
     assert "a loader that is read in a thread is read whole by every rank" in run.err
     assert "not learnt from again: they came from no loader, or from one that is read in a thread" in run.err
 
 
 def test_ranks_whose_loops_differ_in_length_still_meet(tmp_path):
-    run = Run(tmp_path, "-n", "2", "--sync", "local", "--every", "3", str(HERE / "train.py"), "--stop-below", "0.55")
+    run = trained(tmp_path, "-n", "2", "--sync", "local", "--every", "3", TRAIN, "--stop-below", "0.55")
     assert run.code == 0, run.err
-    assert len(run.lines) == 3 and len(run.digests()) == 1
+    assert len(run.lines) == 3 and len(set(run.digests().values())) == 1
 
 
 def test_ranks_that_part_say_so_in_one_line_and_do_not_hang(tmp_path):
-    run = Run(tmp_path, "-n", "3", "--sync", "local", str(HERE / "train.py"), "--whim")
+    run = trained(tmp_path, "-n", "3", "--sync", "local", TRAIN, "--whim")
     assert run.code == 2
     assert "\noars: the ranks have parted: rank 0 " in run.err and "Traceback" not in run.err
 
 
 @pytest.mark.parametrize("wire", ["int8", "powersgd:2"])
 def test_gradients_in_fewer_bytes_train_as_well_and_alike_on_all_ranks(tmp_path, alone, wire):
-    run = Run(tmp_path, "-n", "2", "--wire", wire, str(HERE / "train.py"))
+    run = trained(tmp_path, "-n", "2", "--wire", wire, TRAIN)
     assert run.code == 0, run.err
     assert f"oars: gradients travel as {wire}, with what is lost added later" in run.err
-    assert len(run.digests()) == 1 and run.losses[-1] < run.losses[0]
-    assert abs(run.losses[-1] - float(alone[-1].split()[-1])) < (0.005 if wire == "int8" else 0.05)
+    assert len(set(run.digests().values())) == 1 and losses(run)[-1] < losses(run)[0]
+    assert abs(losses(run)[-1] - float(alone[-1].split()[-1])) < (0.005 if wire == "int8" else 0.05)
 
 
 def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
-    run = Run(tmp_path, "-n", "3", "--wire", "int8", str(HERE / "train.py"), deaths=([1, "backward", 9],))
+    run = trained(tmp_path, "-n", "3", "--wire", "int8", TRAIN, deaths=([1, "backward", 9],))
     assert run.code == 0, run.err
-    assert len(run.digests()) == 1 and len(run.lines) == 3 and run.summary["losses"] == 1
+    assert len(set(run.digests().values())) == 1 and len(run.lines) == 3 and run.summary["losses"] == 1
 
 
 @pytest.mark.parametrize("words, told", [
@@ -147,7 +98,7 @@ def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
     (("--tf1", "--wire", "int8"), "--sync and --wire are not for --tf1"),
 ])
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, words, told):
-    run = Run(tmp_path, "-n", "2", *words, str(HERE / "train.py"))
+    run = trained(tmp_path, "-n", "2", *words, TRAIN)
     assert run.code == 2 and run.err.startswith("oars: ") and run.err.count("\n") == 1
     assert told in run.err
 
@@ -168,7 +119,7 @@ optimizer.step(closure)
 @pytest.mark.parametrize("sync", ["gossip"])
 def test_an_optimizer_that_compares_losses_is_refused_in_one_line(tmp_path, sync):
     (tmp_path / "remembers.py").write_text(REMEMBERS)
-    run = Run(tmp_path, "-n", "2", "--sync", sync, "remembers.py")
+    run = trained(tmp_path, "-n", "2", "--sync", sync, "remembers.py")
     assert run.code == 2 and "Traceback" not in run.err
     assert run.err.count(f"oars: --sync {sync} cannot step LBFGS: use --sync allreduce\n") == 1
 
@@ -192,9 +143,9 @@ for x in itertools.chain(torch.utils.data.DataLoader(torch.randn(18, 4), batch_s
 @pytest.mark.parametrize("sync", ["local"])
 def test_no_rank_is_left_with_a_single_row_which_batch_norm_refuses(tmp_path, sync):
     (tmp_path / "rows.py").write_text(ONE_ROW_EACH)
-    run = Run(tmp_path, "-n", "2", "--sync", sync, "rows.py")
+    run = trained(tmp_path, "-n", "2", "--sync", sync, "rows.py")
     assert run.code == 0, run.err
-    assert run.lines == ["16 True", "2 True", "3 True"] and len(run.digests()) == 1
+    assert run.lines == ["16 True", "2 True", "3 True"] and len(set(run.digests().values())) == 1
     assert run.learnt() == dict.fromkeys(range(18), 1)
 
 
@@ -234,9 +185,9 @@ for x, lengths, y in torch.utils.data.DataLoader(data, 8, collate_fn=collate):
                          ids=lambda words: words[-1])
 def test_padded_batches_are_those_of_one_process_also_if_the_first_needs_no_padding(tmp_path, words):
     (tmp_path / "packs.py").write_text(PACKS)
-    run = Run(tmp_path, *words, "packs.py")
+    run = trained(tmp_path, *words, "packs.py")
     assert run.code == 0, run.err
-    assert run.lines == ["8 6 True", *["8 9 True"] * 4, "4 9 True"] and len(run.digests()) == 1
+    assert run.lines == ["8 6 True", *["8 9 True"] * 4, "4 9 True"] and len(set(run.digests().values())) == 1
 
 
 HIDES = """
@@ -259,7 +210,7 @@ for x in torch.utils.data.DataLoader(data, 8, collate_fn=collate):
 
 def test_rows_that_cannot_be_joined_end_the_run_in_one_line(tmp_path):
     (tmp_path / "hides.py").write_text(HIDES)
-    run = Run(tmp_path, "-n", "2", "--sync", "local", "hides.py")
+    run = trained(tmp_path, "-n", "2", "--sync", "local", "hides.py")
     assert run.code == 2 and "Traceback" not in run.err
     assert "\noars: the rows of rank 0 and rank 1 differ in shape and are to be joined (at hides.py:14): use" in run.err
 
@@ -308,7 +259,7 @@ for trial in range(3):
 @pytest.mark.parametrize("sync", ["local", "gossip", "server"])
 def test_optimizers_that_a_script_has_dropped_count_and_may_be_gone_on_some_ranks_only(tmp_path, sync):
     (tmp_path / "searches.py").write_text(SEARCHES)
-    run = Run(tmp_path, "-n", "3", "--sync", sync, "searches.py")
+    run = trained(tmp_path, "-n", "3", "--sync", sync, "searches.py")
     assert run.code == 0 and len(run.lines) == 6 and "learning rates" not in run.err, run.err
     told = [path.read_text() for path in sorted(run.folder.glob("rank-*.log"))]
     assert {text for text in told if text} == {"\n".join(run.lines) + "\n"}  # servers say nothing
@@ -347,8 +298,8 @@ for kind in range(3):
 
 def test_gradients_through_rows_that_were_joined_are_those_of_one_process(tmp_path):
     (tmp_path / "joins.py").write_text(JOINS)
-    alone = subprocess.run([sys.executable, "joins.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True)
-    run = Run(tmp_path, "-n", "2", "--sync", "local", "--every", "1", "joins.py")
+    alone = python(tmp_path, "joins.py")
+    run = trained(tmp_path, "-n", "2", "--sync", "local", "--every", "1", "joins.py")
     assert run.code == 0, run.err
-    for line, other in zip(run.lines, alone.stdout.splitlines(), strict=True):
-        assert abs(float(line) - float(other)) < 2e-5, (run.lines, alone.stdout)
+    for line, other in zip(run.lines, alone, strict=True):
+        assert abs(float(line) - float(other)) < 2e-5, (run.lines, alone)

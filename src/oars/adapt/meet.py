@@ -1,8 +1,9 @@
 """What the ranks say to each other for Keras and TensorFlow: NumPy arrays in, NumPy arrays out.
 
 Here a tensor of the script is the global one on every rank. Inside a model's call a rank computes on its own rows of
-it, and the results are joined again. The convention of gradients is PyTorch's (``adapt/torch/wire.py``): of a tensor
-that all ranks hold alike the true gradient is the mean of the ranks' gradients, of rows a rank holds N times its own.
+it, and the results are joined again. The convention of gradients is PyTorch's (``torch/rows/collectives.py``): of a
+tensor that all ranks hold alike the true gradient is the mean of the ranks' gradients, of rows a rank holds N times
+its own.
 
 Every result is, to the bit, the same on all ranks. A message that meets a death raises ``RankLost``; inside compiled
 code, which cannot be left, nothing more is said until the step has run to its end and is done again (``quiet``).
@@ -22,6 +23,7 @@ import numpy as np
 from oars.engine.world import RankLost, World
 from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import exchange_by
+from oars.plan import Plan
 
 WHOLE, PART, OWN = range(3)  # of an embedding's gradient, see ``slices``
 _SMALL = 1 << 15  # bytes that every rank takes from every other and sums by itself
@@ -43,7 +45,7 @@ class Meet:
     def __init__(self) -> None:
         self.world: Any = None
         self.record: Any = None
-        self.plan: dict = {}
+        self.plan = Plan()
         self.backend = "tensorflow"  # Keras's
         self.rank, self.size = 0, 1
         self.lost = False  # a rank died in a compiled step: its results are void
@@ -64,7 +66,7 @@ class Meet:
         self._models: tuple[int, ...] = ()  # called last
         self._gradients = 0  # taken since
 
-    def start(self, world: World, plan: dict, record: Any) -> None:
+    def start(self, world: World, plan: Plan, record: Any) -> None:
         """Take part in ``world``."""
         self.world, self.plan, self.record = world, plan, record
         if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
@@ -72,18 +74,18 @@ class Meet:
             world.phase = lambda: "step"
             self.leads = True
         self.rank, self.size, self.era = world.rank, world.size, world.era
-        self._exchange, self._coded = Exchange(world), exchange_by(world, plan.get("wire", "fp32"))
+        self._exchange, self._coded = Exchange(world), exchange_by(world, plan.wire)
 
     def check_plan(self) -> None:
         """Not all of the ways in which ranks can keep together are for us."""
         plan, here = self.plan, f"is not for Keras on {self.backend}"
-        sync = plan.get("sync", "allreduce")
+        sync = plan.sync
         if sync == "server" or (sync == "gossip" and self.backend != "torch"):
             end(f"--sync {sync} {here}: use --sync local, or leave it out")
-        if plan.get("every") == "auto" and self.backend != "torch":
+        if plan.every == "auto" and self.backend != "torch":
             end(f"--every auto {here}: give a number of steps, as in --every 8")
-        if plan.get("warmup") and self.backend != "torch":
-            end(f"--warmup {plan['warmup']} {here}: leave it out")
+        if plan.warmup and self.backend != "torch":
+            end(f"--warmup {plan.warmup} {here}: leave it out")
 
     def renew(self) -> None:
         """After a loss: from here on batches are cut for the ranks that are left."""
@@ -207,7 +209,7 @@ class Meet:
     def gradients(self, array: np.ndarray, coded: tuple[list, Any] | None = None, step: bool = True) -> np.ndarray:
         """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
         self.check_plan()
-        if self.plan.get("sync") == "local":
+        if self.plan.sync == "local":
             self.record.notice("gradients of a loop of the script's own are averaged at every step, as under --sync "
                                "allreduce: --sync local is for fit and train_on_batch")
         averaged = self.mean(array, coded)

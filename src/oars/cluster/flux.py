@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from oars.cluster.hosts import Host, HostsError, expand
+from oars.cluster.host_list import Host, HostsError, expand
 
 NAME = "Flux"
 

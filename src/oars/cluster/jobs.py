@@ -20,7 +20,7 @@ from typing import Any
 from oars.cluster import queues
 from oars.cluster.queues import State
 from oars.cluster.submit import QUEUES, read
-from oars.folders import RUNS, UsageError, find_folder
+from oars.runfolder import RUNS, UsageError, find_folder
 
 PARTS = "parts.jsonl"
 CANCELLED = "cancelled"  # in a run folder: by the user, so it shall not come back

@@ -1,6 +1,6 @@
 """Sites where ranks can be started only by the system's own launcher: ``oars run --launcher srun`` or ``aprun``.
 
-Each gives the words before the program. Nobody outlives a dead rank there: that needs mpirun (``oars.run.launch``).
+Each gives the words before the program. No rank outlives another there: that needs mpirun (``supervisor/launch.py``).
 Hosts are filled in their order, as under mpirun, so a rank knows its place among those of its host from the plan.
 """
 
@@ -12,10 +12,10 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from oars.cluster import slurm
-from oars.cluster.hosts import HostsError
+from oars.cluster.host_list import HostsError
+from oars.plan import Plan
 
 NAMES = ("mpirun", "srun", "aprun")
 
@@ -36,19 +36,19 @@ def check(name: str) -> None:
                          f"srun --mpi=list says {' '.join(said.split())}")
 
 
-def places(plan: dict[str, Any]) -> list[str]:
+def places(plan: Plan) -> list[str]:
     """Every rank's host."""
-    hosts = plan.get("hosts") or [[socket.gethostname().partition(".")[0], plan["ranks"]]]
+    hosts = plan.hosts or [(socket.gethostname().partition(".")[0], plan.ranks)]
     return [name for name, slots in hosts for _ in range(slots)]
 
 
-def local(plan: dict[str, Any], rank: int) -> tuple[int, int]:
+def local(plan: Plan, rank: int) -> tuple[int, int]:
     """A rank's number among those of its host, and how many they are."""
     every = places(plan)
     return every[:rank].count(every[rank]), every.count(every[rank])
 
 
-def srun(plan: dict[str, Any], place: str) -> list[str]:
+def srun(plan: Plan, place: str) -> list[str]:
     """All ranks as one step, each on the host that the plan says; that list goes by a file in ``place``."""
     every = places(plan)
     listed = Path(place, "hosts")
@@ -68,13 +68,13 @@ def srun_says(log: str) -> tuple[str, int] | None:
     return found[1], int(exited[1]) if exited else signals.get(found[2].removesuffix(" (core dumped)"), 0)
 
 
-def aprun(plan: dict[str, Any]) -> list[str]:
+def aprun(plan: Plan) -> list[str]:
     """As many on each node (-N); the program is where it is (-b), on all cores of the node (-cc none)."""
-    slots = [slots for _, slots in plan.get("hosts") or [["", plan["ranks"]]]]
+    slots = [slots for _, slots in plan.hosts or [("", plan.ranks)]]
     if len(set(slots[:-1])) > 1 or slots[-1] > slots[0]:
         raise HostsError(f"--launcher aprun puts as many ranks on every node, not {', '.join(map(str, slots))}: "
                          "give --per-node")
-    return ["aprun", "-q", "-b", "-cc", "none", "-n", str(plan["ranks"]), "-N", str(slots[0])]
+    return ["aprun", "-q", "-b", "-cc", "none", "-n", str(plan.ranks), "-N", str(slots[0])]
 
 
 def settings(crowded: bool) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from oars.cluster.hosts import Host, added_up, read_file
+from oars.cluster.host_list import Host, added_up, read_file
 
 NAME = "LSF"
 

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from oars.cluster import queues
-from oars.cluster.hosts import Host, read_file
+from oars.cluster.host_list import Host, read_file
 from oars.cluster.queues import Ask, State
-from oars.folders import UsageError
+from oars.runfolder import UsageError
 
 NAME = "PBS"
 JOB_ID = "PBS_JOBID"

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from oars.cluster import jobs
 from oars.cluster.queues import Ask, State, parse_time
 from oars.cluster.submit import QUEUES, check_env, is_run, job_script, named, put, read
-from oars.folders import RUNS, UsageError, make_folder
+from oars.runfolder import RUNS, UsageError, make_folder
 
 MANIFEST = "manifest.json"
 KEYS = {"command": str, "nodes": int, "per_node": int, "gpus_per_node": int, "time": str, "partition": str,
@@ -55,10 +55,8 @@ class Stage(NamedTuple):
 
 def load(path: Path, given: Ask) -> list[Stage]:
     """The stages, each after those it needs; ``given``: what the command line says for all of them."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
+    import tomllib
+
     try:
         told = tomllib.loads(path.read_text())
     except FileNotFoundError:

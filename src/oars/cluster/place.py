@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from oars.cluster import flux, lsf, pbs, slurm
-from oars.cluster.hosts import Host, HostsError, is_here, known, parse, read_file, same
+from oars.cluster.host_list import Host, HostsError, is_here, known, parse, read_file, same
 
 SCHEDULERS = (slurm, pbs, lsf, flux)
 # Set by launchers for each of several processes: then this is one of them.

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from oars.folders import UsageError
+from oars.runfolder import UsageError
 
 WARNING = 120  # seconds before a job's end in which it takes a snapshot and queues again; less in short jobs
 OUTPUT = "job.out"

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from oars.cluster import queues
-from oars.cluster.hosts import Host, counts, expand
+from oars.cluster.host_list import Host, counts, expand
 from oars.cluster.queues import Ask, State
 
 NAME = "Slurm"

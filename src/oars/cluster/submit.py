@@ -1,7 +1,7 @@
 """``oars submit``: a job script in a run folder, and its place in a scheduler's queue.
 
 The folder is made when the job is submitted: ``job.sh`` is the script, ``job.json`` what was asked and the job's
-number, ``job.out`` what it prints, ``parts.jsonl`` when each of its parts began and ended (``oars.run.job`` writes it).
+number, ``job.out`` what it prints, ``parts.jsonl`` when each of its parts began and ended (by ``commands/job.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from oars.cluster import pbs, queues, slurm
 from oars.cluster.queues import Ask
-from oars.folders import RUNS, UsageError, make_folder
+from oars.runfolder import RUNS, UsageError, make_folder
 
 QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs, "torque": pbs}
 # What makes the job's Python this one, on a node that knows nothing of the shell that submitted it.

@@ -80,7 +80,7 @@ def _records(text: str, delimiter: str) -> list[list[str]]:
     old = csv.field_size_limit(1 << 20)
     try:
         return [record for record in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if record]
-    except csv.Error:  # a NUL in Python 3.10
+    except csv.Error:  # a field that is too long
         return [line.split(delimiter) for line in text.splitlines() if line]
     finally:
         csv.field_size_limit(old)

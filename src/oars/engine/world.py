@@ -65,6 +65,7 @@ class World:
         # Told who died, and what was going on when that was noticed, in a world that is whole again.
         self.on_loss: list[Callable[[list[int], str], None]] = []
         self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
+        self.before: Callable[[str, int], None] | None = None  # called with a collective's name, and its rows' width
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.astray = ""  # why this rank is not where the others are, and must not meet them
@@ -131,6 +132,8 @@ class World:
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """Sum ``array`` over all ranks, in place, and return it."""
+        if self.before is not None:
+            self.before("allreduce", -1)
         self.sent += array.nbytes
 
         def talk() -> np.ndarray:
@@ -147,6 +150,8 @@ class World:
 
     def allgather_rows(self, rows: np.ndarray, counts: list[int], whole: np.ndarray) -> None:
         """Concatenate every rank's ``rows`` (C-contiguous; rank r holds ``counts[r]`` of them) into ``whole``."""
+        if self.before is not None:
+            self.before("allgather_rows", rows.shape[1])
         self.sent += rows.nbytes
 
         def talk() -> np.ndarray:
@@ -171,10 +176,14 @@ class World:
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (any picklable object), in rank order."""
+        if self.before is not None:
+            self.before("allgather", -1)
         return self._meet("allgather", lambda: self.gather_objects(self.comm, value), 0)
 
     def allgather_alike(self, mine: np.ndarray) -> np.ndarray:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
+        if self.before is not None:
+            self.before("allgather_alike", -1)
         return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size)
 
     def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
@@ -207,6 +216,8 @@ class World:
 
     def broadcast(self, make: Callable[[], Any]) -> Any:
         """What ``make`` gives on the first rank, on every rank. It depends on nobody's rows: no RankLost."""
+        if self.before is not None:
+            self.before("broadcast", -1)
         while True:
             try:
                 # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.

@@ -6,7 +6,7 @@ a step of it (DiLoCo, Douillard et al. 2023). For that, and where weights travel
 round began that travels: all ranks began it alike.
 
 A rank that dies has given nothing of the round it died in. The others' mean is that of the living, and the samples it
-had learnt from are handed out once more (``adapt/torch/owed.py``).
+had learnt from are handed out once more (``adapt/torch/async_modes/lost_samples.py``).
 """
 
 from __future__ import annotations

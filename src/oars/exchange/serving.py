@@ -1,6 +1,6 @@
 """``--sync server``, the servers' side: who hears gradients makes steps of them, and answers with weights.
 
-A server holds *parts*: for each optimizer of the script, a share of its tensors (``adapt/torch/holder.py`` steps them).
+A server holds *parts*: for each optimizer of the script, a share of its tensors (stepped by ``ps_shard.py``).
 A worker pushes the gradients of its own rows, and is answered with weights when it may go on:
 
 - With a bound ``s`` above 0, as soon as every other worker has made all but the last ``s`` of its steps. A step of the

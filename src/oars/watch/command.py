@@ -191,7 +191,7 @@ def _board(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run folders, or their names (default: all of {TOP})")
     parser.add_argument("--port", type=_count, help="where to listen (default: the first free one from 6006 on)")
     args = parser.parse_args(argv)
-    from oars.watch.board import board
+    from oars.watch.tensorboard import board
 
     return board([runs_.find(name) for name in args.runs], Path(TOP), args.port)
 

@@ -110,10 +110,8 @@ def find(text: str) -> Machine:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one line that says why not."""
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

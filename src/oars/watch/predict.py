@@ -104,9 +104,9 @@ def checks(training: Workload, machine: Machine, seen: list[Seen]) -> list[str]:
         lines.append(f"check: {one.run.name}, {one.ranks} rank{'s' * (one.ranks > 1)} of {number(one.rows)} samples: "
                      f"{1000 * one.seconds:.4g} ms a step measured, {1000 * model:.4g} by the model "
                      f"({100 * (model / one.seconds - 1):+.0f} %)")
-    threads = {one.run.plan.get("threads") for one in seen}
+    threads = {one.run.plan.threads for one in seen}
     if len(threads) > 1:
-        counts = ", ".join(map(str, sorted(t or 0 for t in threads)))
+        counts = ", ".join(map(str, sorted(threads)))
         lines.append(f"oars: these runs had {counts} threads a rank: what they tell does not fit together; set "
                      "OMP_NUM_THREADS alike")
     return lines

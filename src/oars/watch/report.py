@@ -78,9 +78,9 @@ def _one(run: Run) -> list[str]:
     if gathers:
         body += ["<h2>Gathers</h2>", html_table(["where", "times", "seconds", "bytes"], [
             [str(g["site"]), f"{g['times']:,}", f"{g['seconds']:.3g}", f"{g['bytes']:,}"] for g in gathers])]
-    plan = {k: v for k, v in run.plan.items() if k != "versions"}
+    plan = {k: v for k, v in run.written.items() if k != "versions"}
     body += ["<h2>Configuration</h2>", f"<pre>{escape(json.dumps(plan, indent=1))}</pre>", "<h2>Environment</h2>",
-             html_table(["", ""], [[str(k), str(v)] for k, v in (run.plan.get("versions") or {}).items()])]
+             html_table(["", ""], [[str(k), str(v)] for k, v in run.plan.versions.items()])]
     return body
 
 

@@ -16,7 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-TOP = "oars-runs"
+from oars.plan import Plan
+from oars.runfolder import RUNS as TOP
+
+OF_SYNC = {"local": ("every", "outer", "warmup"), "gossip": ("rotate",),
+           "server": ("servers", "staleness", "backup", "placement")}  # which options each --sync has
 PHASES = ("data", "forward", "backward", "exchange", "update", "other")
 
 
@@ -58,27 +62,27 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.name
-        self.plan = _json(folder / "run.json")
+        self.written = _json(folder / "run.json")
+        self.plan = Plan.from_json(self.written)
         self.summary = _json(folder / "summary.json")
         self.end = _json(folder / "end.json")
 
     @property
     def ranks(self) -> int:
-        return int(self.plan.get("ranks") or 1)
+        return self.plan.ranks
 
     @property
     def started(self) -> float | None:
-        value = self.plan.get("started")
-        return float(value) if isinstance(value, (int, float)) else None
+        return self.plan.started or None
 
     @property
     def command(self) -> str:
         """What was typed, but for options that say nothing about the training."""
         plan = self.plan
         words = ["oars", "run", "-n", str(self.ranks)]
-        for option in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "sync", "every", "outer", "warmup",
-                       "rotate", "servers", "staleness", "backup", "placement", "wire"):
-            value = plan.get(option)
+        for option in ("batch", "scale_lr", "local_batchnorm", "share_gpus", "sync",
+                       *OF_SYNC.get(plan.sync, ()), "wire"):
+            value = getattr(plan, option)
             if value is True:
                 words.append("--" + option.replace("_", "-"))
             elif (option == "staleness" and value == 0) or value not in (None, False, "split", "allreduce", "fp32", 0):
@@ -88,8 +92,8 @@ class Run:
     @property
     def what(self) -> str:
         """The script and its arguments."""
-        module = ["-m"] if self.plan.get("module") else []
-        return shlex.join([*module, str(self.plan.get("script", "?")), *map(str, self.plan.get("args") or [])])
+        module = ["-m"] if self.plan.module else []
+        return shlex.join([*module, self.plan.script or "?", *self.plan.args])
 
     @property
     def seconds(self) -> float | None:
@@ -168,7 +172,7 @@ class Run:
             return "done" if code == 0 else f"stopped ({code})" if code > 128 else f"failed ({code})"
         if self.summary:
             return "ended"  # by a version that did not write down how
-        if self.plan.get("host") != socket.gethostname() and time.time() - self._touched() < 60:
+        if self.plan.host != socket.gethostname() and time.time() - self._touched() < 60:
             return "running"  # on another host, whose locks cannot be seen from here
         return "killed"
 
@@ -194,7 +198,7 @@ def all_runs(top: Path) -> list[Run]:
     except OSError as error:
         raise WatchError(f"cannot list {top}: {error.strerror}; runs are where oars run was started") from None
     runs = [Run(top / name) for name in names]
-    return sorted((run for run in runs if run.plan), key=lambda run: (run.started or 0.0, run.name))
+    return sorted((run for run in runs if run.written), key=lambda run: (run.started or 0.0, run.name))
 
 
 def locked() -> set[int]:

@@ -130,7 +130,7 @@ def look(run: Run) -> Seen:
     totals = [sum(each.values()) for each in phases]
     work = [each["data"] + each["forward"] + each["backward"] for each in phases]
     blocks = [block.mean() for block in np.array_split(busy, 8)]
-    hosts = run.plan.get("hosts")
+    hosts = run.plan.hosts
     return Seen(
         run=run, ranks=run.ranks, on_node=max(n for _, n in hosts) if hosts else run.ranks,
         rows=samples / run.ranks, seconds=float(times.mean()),

@@ -133,14 +133,14 @@ def arm_holder(module):
 
 ARMS = {
     "oars.engine.world": arm_world,
-    "oars.adapt.torch.loaders": arm_loaders,
-    "oars.adapt.torch.calls": arm_calls,
-    "oars.adapt.torch.gradients": arm_gradients,
+    "oars.adapt.torch.batches.loaders": arm_loaders,
+    "oars.adapt.torch.model.call": arm_calls,
+    "oars.adapt.torch.backward.gradients": arm_gradients,
     "torch.optim.sgd": arm_sgd,
-    "oars.run.survive": arm_survive,
-    "oars.run.record": arm_record,
+    "oars.rank.survive": arm_survive,
+    "oars.rank.record": arm_record,
     "oars.exchange.serving": arm_serving,
-    "oars.adapt.torch.holder": arm_holder,
+    "oars.adapt.torch.async_modes.ps_shard": arm_holder,
 }
 
 

@@ -57,7 +57,7 @@ from oars.adapt.files.ledger import Ledger
 from oars.adapt.files.overlay import Overlay
 from oars.adapt.files.promotion import Promotion
 from oars.adapt.files.voice import Voice
-from oars.adapt.imports import when_imported
+from oars.adapt.python.imports import when_imported
 from oars.data import cache as data_cache
 
 _side: Voice | Overlay | None = None

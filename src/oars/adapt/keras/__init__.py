@@ -13,12 +13,14 @@ import os
 import weakref
 from typing import Any
 
+from oars.plan import Plan
 
-def install_jax(world: Any, plan: dict, record: Any) -> None:
+
+def install_jax(world: Any, plan: Plan, record: Any) -> None:
     """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
     import jax
 
-    from oars.adapt.keras import compiled, gradients
+    from oars.adapt.jax import gradients, recovery
     from oars.adapt.meet import meet
 
     # A callback that is given large arrays waits for a copy by the same threads that run the program: with few cores
@@ -28,12 +30,12 @@ def install_jax(world: Any, plan: dict, record: Any) -> None:
     os.environ.setdefault("PJRT_NPROC", str(max(2, cores)))
     meet.start(world, plan, record)
     gradients.install()
-    compiled.install()
+    recovery.install()
 
 
-def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
+def install(keras: Any, world: Any, plan: Plan, record: Any) -> None:
     """Patch Keras for this rank (``world`` is None on one rank: then only steps are counted)."""
-    if plan.get("tf1"):  # its layers are part of a session's graph, which is cut (``adapt/tensorflow/sessions.py``)
+    if plan.tf1:  # its layers are part of a session's graph, which is cut (``adapt/tf1/sessions.py``)
         keras.Model.compile = _not_in_sessions
         return
     from oars.adapt.keras import steps
@@ -47,34 +49,34 @@ def install(keras: Any, world: Any, plan: dict, record: Any) -> None:
 
         of_keras.IS_THREAD_SAFE = False  # callbacks in a thread of their own would talk to ranks out of turn
     if world is not None and backend in ("tensorflow", "jax"):
-        from oars.adapt.keras import calls, noise, norm
+        from oars.adapt.keras import batchnorm, call, dropout
 
         wire: Any
         if backend == "tensorflow":
-            from oars.adapt.tensorflow import wire
+            from oars.adapt.tensorflow import collectives as wire
         else:
-            from oars.adapt.keras import gradients
-            from oars.adapt.keras import wire_jax as wire
+            from oars.adapt.jax import collectives as wire
+            from oars.adapt.jax import gradients
 
             gradients.active = True
-        calls.install(keras, wire)
-        noise.install(keras)
-        norm.install(keras, wire)
-        if plan.get("sync") == "local":
-            from oars.adapt.keras.apart import install as on_their_own
+        call.install(keras, wire)
+        dropout.install(keras)
+        batchnorm.install(keras, wire)
+        if plan.sync == "local":
+            from oars.adapt.keras.async_modes import install as on_their_own
 
             apart = on_their_own(keras, wire, backend)
     elif world is not None and backend == "torch":
-        if plan.get("sync", "allreduce") != "allreduce":
-            from oars.adapt.keras import apart_torch
+        if plan.sync != "allreduce":
+            from oars.adapt.keras import async_torch
 
-            apart = apart_torch.install(keras)
+            apart = async_torch.install(keras)
         else:
             _moving_weights(keras)
-        if plan.get("local_batchnorm"):
-            from oars.adapt.keras import norm
+        if plan.local_batchnorm:
+            from oars.adapt.keras import batchnorm
 
-            norm.install_torch(keras)
+            batchnorm.install_torch(keras)
         _let_check(keras)
     elif world is not None:
         record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
@@ -89,8 +91,8 @@ def _not_in_sessions(*args: Any, **kwargs: Any) -> None:
 
 def _moving_weights(keras: Any) -> None:
     """On PyTorch: tell where an optimizer changes weights."""
-    from oars.adapt.torch import lineage
     from oars.adapt.torch.context import ctx
+    from oars.adapt.torch.recovery import lineage
 
     optimizer = keras.optimizers.Optimizer
     plain, known = optimizer.apply, weakref.WeakSet()  # type: Any, weakref.WeakSet

@@ -64,7 +64,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         loss = logs.get("loss") if isinstance(logs, dict) else None
         _loss = 0.0 if loss is None else _number(loss)
         meet.record.step(None if loss is None else _loss, rows)
-        if meet.record.steps == meet.plan.get("stop_after"):
+        if meet.record.steps == meet.plan.stop_after:
             _leave_weights([*out[1][0]] if backend == "jax" else model.trainable_variables)
             raise SystemExit(0)
         return out
@@ -137,7 +137,7 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
     from keras.src import backend
     from keras.src.trainers import trainer as module
 
-    from oars.adapt.tensorflow import wire
+    from oars.adapt.tensorflow import collectives
 
     _without_xla(module, trainer)
     make = trainer._make_function
@@ -156,7 +156,7 @@ def _tensorflow(keras: Any, trainer: Any) -> None:
         if not self.built and trainable_variables is not None:
             with tf.init_scope(), backend.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables))
-        with wire.behind_messages():  # else a step that is not done counts, and lets weights decay
+        with collectives.behind_messages():  # else a step that is not done counts, and lets weights decay
             return plain_apply(self, grads, trainable_variables)
 
     optimizer.apply = apply

@@ -12,12 +12,15 @@ import functools
 import os
 from typing import Any
 
+from oars.plan import Plan
 
-def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
+
+def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
     """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
-    if plan.get("tf1"):
+    if plan.tf1:
         from oars.adapt.meet import meet
-        from oars.adapt.tensorflow import files, sessions
+        from oars.adapt.tensorflow import files
+        from oars.adapt.tf1 import sessions
 
         if world is not None:
             meet.start(world, plan, record)
@@ -26,17 +29,17 @@ def install(tf: Any, world: Any, plan: dict, record: Any) -> None:
         return
     if world is None:
         return
-    from oars.adapt.imports import when_imported
     from oars.adapt.meet import meet
-    from oars.adapt.random import common_seed
-    from oars.adapt.tensorflow import again, eager, exported, files, gradients, reading
+    from oars.adapt.python.imports import when_imported
+    from oars.adapt.python.random import common_seed
+    from oars.adapt.tensorflow import eager, exported, files, gradients, reading, recovery
 
     meet.start(world, plan, record)
     files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
     eager.install()
     gradients.install()
-    again.install()
+    recovery.install()
     exported.install()
     reading.install()
     when_imported("tf_keras", lambda _: record.notice(

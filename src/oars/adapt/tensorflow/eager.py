@@ -20,7 +20,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from oars.adapt.meet import PART, meet
-from oars.adapt.tensorflow import wire
+from oars.adapt.tensorflow import collectives
 from oars.engine.world import RankLost
 
 _recording: list[Any] = []  # the script's tapes that record now
@@ -87,7 +87,7 @@ class Call:
         self._run(ExitStack())
 
     def _run(self, scope: Any) -> None:
-        self.share, self.era = wire.Share(self.first), meet.era
+        self.share, self.era = collectives.Share(self.first), meet.era
         self.tape = tf.GradientTape(persistent=self.often)
         with self.tape, scope:
             for value in self.given.values():
@@ -134,15 +134,15 @@ class Call:
         while True:
             try:
                 if self.era != meet.world.era:
-                    wire.renew()
+                    collectives.renew()
                     self._anew()
                 return self._backward(grads, wanted, variables)
             except RankLost:
-                wire.renew()
+                collectives.renew()
 
     def _backward(self, grads: list[Any], wanted: bool, variables: list[Any]) -> tuple[list[Any], list[Any]]:
         at = [i for i, g in enumerate(grads) if g is not None and self.outs[i].dtype.is_floating]
-        true = [wire.total(grads[i]) / tf.cast(meet.size, grads[i].dtype) for i in at]  # (they may be the same already)
+        true = [collectives.total(grads[i]) / tf.cast(meet.size, grads[i].dtype) for i in at]  # (maybe the same)
         sources = [self.given.get(id(v), v) for v in variables]
         found = _gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
                           [self.share.cut(g) for g in true])
@@ -151,10 +151,10 @@ class Call:
             if isinstance(g, tf.IndexedSlices):  # an embedding's
                 shared = getattr(variables[i], "_oars_shared", False)
                 part = meet.slices(g.values.numpy(), g.indices.numpy(), True, shared) == PART
-                sums[i] = tf.IndexedSlices(wire.total(g.values) if part else _concat(g.values),
+                sums[i] = tf.IndexedSlices(collectives.total(g.values) if part else _concat(g.values),
                                            g.indices if part else _concat(g.indices), g.dense_shape)
         there = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
-        for i, mean in zip(there, wire.means([sums[i] for i in there], step=False, weights=True),
+        for i, mean in zip(there, collectives.means([sums[i] for i in there], step=False, weights=True),
                            strict=True):
             sums[i] = mean * tf.cast(meet.size, mean.dtype)
         if not wanted:

@@ -32,9 +32,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from oars.adapt import files, random
-from oars.adapt.imports import when_imported
+from oars.adapt import files
 from oars.adapt.meet import meet
+from oars.adapt.python import random
+from oars.adapt.python.imports import when_imported
 
 _FIRST = ("delete_file", "delete_recursively", "rename", "copy", "create_dir", "file_exists", "is_directory",
           "get_matching_files", "list_directory")

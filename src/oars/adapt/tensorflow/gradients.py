@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import again, eager, exported, wire
+from oars.adapt.tensorflow import collectives, eager, exported, recovery
 from oars.engine.world import RankLost
 
 
@@ -32,10 +32,10 @@ def exchanged(grads: Any, sources: Any) -> Any:
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
     of = tf.nest.flatten(sources)
     weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
-    for i, mean in zip(dense, wire.means([leaves[i] for i in dense], weights=weights), strict=True):
+    for i, mean in zip(dense, collectives.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:
-        leaves[i] = wire.sparse_mean(leaves[i], of[i])
+        leaves[i] = collectives.sparse_mean(leaves[i], of[i])
     return tf.nest.pack_sequence_as(grads, leaves)
 
 
@@ -54,9 +54,9 @@ def install() -> None:
                 if not meet.lost and not isinstance(error, RankLost):
                     raise
                 if meet.partial or grads is None:
-                    again.stop("the backward pass of nested tapes, or of a loop that is not compiled")
+                    recovery.stop("the backward pass of nested tapes, or of a loop that is not compiled")
                     raise
-                wire.renew()
+                collectives.renew()
 
     tf.GradientTape.gradient = gradient
     for name in ("jacobian", "batch_jacobian"):

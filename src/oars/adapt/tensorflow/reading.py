@@ -24,7 +24,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import files, wire
+from oars.adapt.tensorflow import collectives, files
 from oars.engine.world import RankLost
 
 _PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)  # they change no element
@@ -112,10 +112,10 @@ def _pipeline(dataset: Any) -> tuple[Any, Any] | None:
 
     def own(*element: Any) -> Any:
         raw = tf.nest.flatten(element)
-        share = wire.Share(raw[0])
+        share = collectives.Share(raw[0])
         made = tf.map_fn(lambda row: tuple(mapped.work(list(row))), tuple(share.cut(part) for part in raw),
                          fn_output_signature=tuple(specs))
-        return tuple(raw), made, wire.place().read_value()
+        return tuple(raw), made, collectives.place().read_value()
 
     batches = mapped.source.batch(int(inner._batch_size), bool(inner._drop_remainder))
     rows = batches.map(own, tf.data.AUTOTUNE, deterministic=True) if mapped.parallel else batches.map(own)
@@ -161,13 +161,13 @@ class Reader(iterator_ops.OwnedIterator):
         while True:
             try:
                 if place.numpy().tolist() != [meet.rank, meet.size]:
-                    wire.place().assign([meet.rank, meet.size])
+                    collectives.place().assign([meet.rank, meet.size])
                     _, made, place = self._own(*raw)
                 count = int(raw[0].shape[0])
                 joined = [tf.convert_to_tensor(meet.gather(part.numpy(), count), part.dtype) for part in made]
                 return structure.from_compatible_tensor_list(self._element_spec, joined)
             except RankLost:
-                wire.renew()
+                collectives.renew()
 
 
 def install() -> None:

@@ -1,56 +1,55 @@
 """PyTorch aboard: a global batch of which each rank holds its rows.
 
-``install`` puts the patches in place (docs/how-it-works.md lists them): loaders give Rows (``loaders``), operations on
-them work on own rows or gather (``rows``, ``rules``, ``shapes``, ``layers``, ``losses``), module calls run on plain
-local rows (``calls``), and ``backward`` leaves the global gradients everywhere (``gradients``), unless ranks train on
-their own for a while (``apart``).
+``seams`` is the table of what is replaced in PyTorch. Loaders give Rows (``batches``), operations on them work on own
+rows or gather (``rows``), module calls run on plain local rows (``model``), and ``backward`` leaves the global
+gradients everywhere (``backward``), unless ranks train on their own for a while (``async_modes``). After a death the
+step is done again (``recovery``); ``replay`` records a run and plays it again for ``oars resume``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from oars.plan import Plan
 
-def install(world: Any, plan: dict, record: Any) -> None:
-    """Patch PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
-    import torch
 
-    from oars.adapt.snapshot_file import FOLDER, read
-    from oars.adapt.torch import snapshots, steps, uncompiled
+def install(world: Any, plan: Plan, record: Any) -> None:
+    """Take hold of PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
+    from oars.adapt.replay.snapshot_file import FOLDER, read
+    from oars.adapt.torch import seams, step_log
     from oars.adapt.torch.context import ctx
 
-    uncompiled.install()
     ctx.record, ctx.plan = record, plan
+    modes = set()
     gradients: Any = None
     if world is not None:
-        ctx.world, ctx.rank, ctx.size = world, world.rank, world.size
-        ctx.era, ctx.members = world.era, world.members
-        world.adopt()
-        world.phase = ctx.phase
-        from oars.adapt.torch import calls, functions, hooks, layers, loaders, losses, noise, norm, shapes
-        from oars.adapt.torch import gradients as gradients_
+        ctx.join(world)
+        from oars.adapt.python.random import Private
+        from oars.adapt.torch.backward.gradients import Gradients
+        from oars.adapt.torch.recovery import lineage
+        from oars.adapt.torch.rows import layers, losses, shapes  # noqa: F401  (each registers its rules)
 
-        assert layers and losses and shapes  # imported for the rules they register
-        ctx.alone = plan.get("sync", "allreduce") != "allreduce"
+        ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
+        record.polls = True
+        ctx.alone = plan.sync != "allreduce"
         if ctx.alone:
-            from oars.adapt.torch import apart
+            from oars.adapt.torch.async_modes.lost_samples import OwnGradients
+            from oars.adapt.torch.async_modes.phases import Phases
 
-            gradients = apart.OwnGradients()
+            gradients = ctx.gradients = own = OwnGradients()
+            ctx.phases = Phases(own)
+            modes |= {seams.ASYNC, seams.SERVER} if plan.sync == "server" else {seams.ASYNC}
         else:
-            gradients = gradients_.Gradients()
-        gradients_.install(gradients)
-        for part in (noise, norm, calls, functions, hooks, loaders):
-            part.install()
-        if torch.distributed.is_available():
-            from oars.adapt.torch import started
+            gradients = ctx.gradients = Gradients()
+    if plan.snapshot is not None:
+        from oars.adapt.torch.replay.snapshots import Snapshots
 
-            started.install(record)
-    steps.install(torch, gradients)
-    if ctx.alone:
-        ctx.together = apart.install(gradients)
-    if plan.get("snapshot") is not None:
-        taking = snapshots.install(gradients)
-        if "joining" in plan:
-            taking.play(plan["joining"], [])
-        elif "resume" in plan:
-            taking.play(*read(record.folder / FOLDER / plan["resume"]))
+        modes.add(seams.RECORDED)
+        ctx.snapshots = Snapshots(gradients)
+    step_log.begin()
+    seams.install(modes)
+    if plan.snapshot is not None:
+        if plan.joining:
+            ctx.snapshots.play(plan.joining, [])
+        elif plan.resume:
+            ctx.snapshots.play(*read(record.folder / FOLDER / plan.resume))

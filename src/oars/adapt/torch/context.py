@@ -10,11 +10,19 @@ import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.adapt.python.random import Private
+    from oars.adapt.torch.async_modes.phases import Phases
+    from oars.adapt.torch.backward.gradients import Gradients
+    from oars.adapt.torch.replay.snapshots import Snapshots
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
@@ -33,10 +41,19 @@ class Split:
 class Context:
     """See the module's docstring; ``ctx`` is the only instance."""
 
+    # Several ranks:
+    gradients: Gradients  # the leaves of all graphs, and the exchange of their gradients
+    perform: Callable[..., Any]  # ``recovery.lineage.perform``: does an operation, again if a rank is lost on the way
+    private: Private  # the random streams that are this rank's own: what reading samples draws from
+    # With --sync local, gossip or server:
+    phases: Phases  # when ranks train on their own, and where they meet
+    # With snapshots:
+    snapshots: Snapshots
+
     def __init__(self) -> None:
         self.world: Any = None
         self.record: Any = None
-        self.plan: dict = {}
+        self.plan = Plan()
         self.rank = 0
         self.size = 1
         self.members: list[int] = []  # the ranks that batches are cut for, by their numbers at the start
@@ -44,7 +61,6 @@ class Context:
         self.grown = 0  # the era in which ranks last joined
         self.alone = False  # ranks train on their own for a while (--sync local)
         self.apart = False  # ... and do so now
-        self.together: Any = None  # ... and where they meet (``apart.Apart``)
         self.costs: Costs = ()  # what a batch takes each rank, where they differ much: batches are cut by it
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost
@@ -54,7 +70,6 @@ class Context:
         self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
-        self.serial: Callable[[torch.Tensor], int] = lambda leaf: 0  # in which order leaves came; set by gradients.py
         self.optimizer_of: Any = WeakTensorKeyDictionary()  # parameter -> its optimizer's number
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._numbered = 0
@@ -67,9 +82,16 @@ class Context:
         self.mode, self.marked = 0, 0  # a bit for each module that is not in the mode it was made in; bits so far
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
 
+    def join(self, world: Any) -> None:
+        """This process is a rank of ``world``."""
+        self.world, self.rank, self.size = world, world.rank, world.size
+        self.era, self.members = world.era, world.members
+        world.adopt()
+        world.phase = self.phase
+
     def nccl(self) -> Any:
         """How CUDA tensors cross, or None where ranks share GPUs, or code them: then they go through the host."""
-        if self._nccl is None and not self.plan.get("share_gpus") and self.plan.get("wire", "fp32") == "fp32":
+        if self._nccl is None and not self.plan.share_gpus and self.plan.wire == "fp32":
             from oars.engine.nccl import Nccl
 
             self._nccl = Nccl(self.world)

@@ -1,370 +1,187 @@
-"""Where the script meets what takes time: models, loaders, backward, optimizer steps.
+"""Where PyTorch is taken hold of: the one table of what is replaced, by which layers, in which mode.
 
-Each of these is a *seam*: while recording, what came out is noted on the tape; while playing, ``played`` gives
-something like it instead. Two seams are also *boundaries*, where a snapshot may be taken: a batch is asked for, or an
-optimizer step is over (``snapshots.boundary``).
+Layers are named outermost first: the first one is entered first when the script calls, the last one is next to
+PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there only where the run can be snapshot, and
+so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
+``server``, ``SERVER`` the last of these.
+
+What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
+(``backward/gradients.py``) or a run is played (``replay/player.py``), a loader's sampler where a resumed epoch goes on
+(``replay/player.py``), ``math.log`` while a model is traced (``model/trace.py``), and what would import PyTorch's
+compiler (``lazy_dynamo.py``).
 """
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable
+from collections.abc import Set
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import Optimizer
-from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as dataloader_
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, _utils, dataloader
 
-from oars.adapt.streams import streams
-from oars.adapt.tape import tape
-from oars.adapt.torch import kinds, played, standin
+from oars.adapt.python import patching
+from oars.adapt.python.imports import when_imported
+from oars.adapt.python.patching import Layer, Mode, Only, Seam, compose, instead
+from oars.adapt.torch import lazy_dynamo, step_log
 from oars.adapt.torch.context import ctx
-
-boundary: Callable[[str], None] = print  # set by snapshots
-stepped: Callable[[Any], None] = id  # type: ignore[assignment]
-modules: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # called by the script itself -> in which order
-made: dict[str, WeakKeyDictionary[Any, int]] = {  # in the order they were made
-    kind: WeakKeyDictionary() for kind in ("optimizers", "schedulers", "scalers")}
-backwards = 0  # so far
-at_step: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # ``backwards`` at an optimizer's last step
-last_batch: Any = None  # the one the script is working on
-in_step = 0
-passed_over = False  # the step under way was left out
-_main = threading.main_thread()
-_Iter: Any = dataloader_._BaseDataLoaderIter
-_counts = dict.fromkeys(("modules", *made), 0)
-
-
-def number(of: WeakKeyDictionary, thing: Any, kind: str) -> None:
-    """Give ``thing`` its number, once."""
-    if thing not in of:
-        of[thing] = _counts[kind]
-        _counts[kind] += 1
-
-
-# ---- models ---------------------------------------------------------------------------------------------------------
-
-
-def _calling(inner: Any) -> Any:
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # ``ctx.busy``: rows that were lost with a rank are being made again.
-        if tape.busy or ctx.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
-            return inner(self, *args, **kwargs)
-        return _region(functools.partial(inner, self), self, args, kwargs)
-
-    call.__doc__ = inner.__doc__
-    return call
-
-
-def _calling_plain(inner: Any) -> Any:
-    """The same for one rank, where ``inner`` is PyTorch's own: modules inside models pay nothing."""
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if tape.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
-            if self._compiled_call_impl is not None:
-                return self._compiled_call_impl(*args, **kwargs)
-            return self._call_impl(*args, **kwargs)
-        return _region(functools.partial(inner, self), self, args, kwargs)
-
-    return call
-
-
-def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
-    """A call of a model, or of a compiled function."""
-    if isinstance(module, nn.Module):
-        number(modules, module, "modules")
-    if tape.playing:
-        streams.play()
-        return played.call(work, module, args, kwargs)
-    if standin.left:  # a model takes what they stand for
-        args, kwargs = standin.mapped(standin.value_of, (args, kwargs))
-    streams.enter()
-    tape.busy += 1
-    try:
-        out = work(*args, **kwargs)
-    except Exception as error:
-        tape.put_kind(b"x", (type(error).__name__, str(error)[:200]))
-        streams.leave()
-        raise
-    finally:
-        tape.busy -= 1
-    tape.put_kind(b"c", kinds.describe(out))
-    streams.leave()
-    return out
-
-
-def _compiling(inner: Any) -> Any:
-    """``torch.compile`` of a function: its calls are passed over like a model's."""
-    @functools.wraps(inner)
-    def compile_(model: Any = None, **kwargs: Any) -> Any:
-        if model is None:
-            return lambda f: compile_(f, **kwargs)
-        compiled = inner(model, **kwargs)
-        return compiled if isinstance(model, (nn.Module, type)) else _passed_over(compiled)
-
-    return compile_
-
-
-def _passed_over(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if tape.busy or ctx.busy or torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        return _region(function, call, args, kwargs)
-
-    return call
-
-
-def _tracing(inner: Any) -> Any:
-    """``torch.jit.trace``: done for real when it is played too. What it makes shares its weights with the model."""
-    @functools.wraps(inner)
-    def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if tape.playing and not tape.busy:
-            example_inputs = standin.mapped(standin._held, example_inputs)
-        tape.busy += 1
-        try:
-            return inner(func, example_inputs, *args, **kwargs)
-        finally:
-            tape.busy -= 1
-
-    return trace
-
-
-def _transforming(inner: Any) -> Any:
-    """``torch.func.vmap`` and the like: what they make of a function is called like a model."""
-    return functools.wraps(inner)(lambda *args, **kwargs: _passed_over(inner(*args, **kwargs)))
-
-
-# ---- loaders --------------------------------------------------------------------------------------------------------
-
-
-def _beginning(inner: Any) -> Any:
-    def begin(self: DataLoader) -> Any:
-        if tape.busy:
-            return inner(self)
-        if tape.playing:
-            streams.play()
-        tape.busy += 1
-        try:
-            passed = played.numbered(self) if tape.playing else played.lost_workers(self)
-            return played.Batches(self) if passed else inner(self)
-        finally:
-            tape.busy -= 1
-
-    return functools.wraps(inner)(begin)
-
-
-def _next_index(inner: Any) -> Any:
-    def index(self: Any) -> Any:
-        out = inner(self)
-        if tape.busy and getattr(self, "_oars_told", False) and self._num_workers == 0:
-            streams.enter()  # the sampler's draws are the script's; what reading samples draws is passed over
-            self._oars_told = "reads"
-        return out
-
-    return index
-
-
-def _nexting(inner: Any) -> Any:
-    def next_(self: Any) -> Any:
-        global last_batch
-        if tape.busy or threading.current_thread() is not threading.main_thread():  # a thread reads ahead of the script
-            return inner(self)
-        boundary("b")
-        last_batch = None
-        if tape.playing:
-            return played.unnumbered(inner, self)
-        tape.busy += 1
-        self._oars_told = True
-        try:
-            data = inner(self)
-        except StopIteration:
-            tape.put(b"e")
-            raise
-        finally:
-            tape.busy -= 1
-            reads, self._oars_told = self._oars_told == "reads", False
-        tape.put_kind(b"b", kinds.describe(data))
-        if reads:
-            streams.leave()
-        last_batch = data
-        return data
-
-    return next_
-
-
-def in_last_batch(tensor: torch.Tensor) -> bool:
-    """Whether a tensor belongs to the batch that was handed out last."""
-    stack = [last_batch]
-    while stack:
-        x = stack.pop()
-        if x is tensor:
-            return True
-        if not isinstance(x, torch.Tensor):
-            stack += kinds.collate.children(x) or []
-    return False
-
-
-# ---- backward and steps ---------------------------------------------------------------------------------------------
-
-
-def _backing(inner: Any) -> Any:
-    @functools.wraps(inner)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        global backwards
-        if tape.busy:
-            return inner(*args, **kwargs)
-        backwards += 1
-        if tape.skips:
-            return None
-        tape.busy += 1  # hooks of the script's may read values in there
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            tape.busy -= 1
-
-    return backward
-
-
-def _grading(inner: Any) -> Any:
-    @functools.wraps(inner)
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        if tape.busy:
-            return inner(*args, **kwargs)
-        if tape.skips:
-            return played.grad(*args, **kwargs)
-        tape.busy += 1
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            tape.busy -= 1
-
-    return grad
-
-
-def _stepping(step: Any) -> Any:
-    @functools.wraps(step)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global in_step, passed_over
-        passed_over = False
-        if tape.busy:
-            return step(self, *args, **kwargs)
-        closure = args[0] if args else kwargs.get("closure")
-        in_step += 1
-        try:
-            out = played.step(self, closure) if tape.playing else _recorded_step(step, self, closure, args, kwargs)
-        finally:
-            in_step -= 1
-        at_step[self] = backwards
-        stepped(self)
-        return out
-
-    return call
-
-
-def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs: dict) -> Any:
-    if callable(closure):
-        args, kwargs = (_counted(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
-    draws = not type(optimizer).__module__.startswith("torch.optim") and not callable(closure)
-    if draws:
-        streams.enter()
-    tape.busy += 1
-    try:
-        out = step(optimizer, *args, **kwargs)
-    finally:
-        tape.busy -= 1
-    tape.put(b"s")
-    if not streams.begun:
-        streams.begin()
-    elif draws:
-        streams.leave()
-    return out
-
-
-def _stepped(step: Any) -> Any:
-    """Around all that belongs to a step, the hooks on it too."""
-    @functools.wraps(step)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global passed_over
-        passed_over = isinstance(self, Optimizer)
-        out = step(self, *args, **kwargs)
-        if tape.busy:
-            return out
-        if passed_over and not tape.playing:  # its gradients were lost with a rank: the script has called it, though
-            tape.put(b"s")
-            stepped(self)
-        if not in_step:
-            boundary("t")
-        return out
-
-    return call
-
-
-def _scaling(scaler_step: Any) -> Any:
-    """A step by a GradScaler is over with the scaler's update: until then it holds what it found."""
-    @functools.wraps(scaler_step)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        global in_step
-        in_step += 1
-        try:
-            return scaler_step(*args, **kwargs)
-        finally:
-            in_step -= 1
-
-    return call
-
-
-def _counted(closure: Any) -> Any:
-    @functools.wraps(closure)
-    def call() -> Any:
-        busy, tape.busy = tape.busy, 0
-        tape.put(b"o")
-        try:
-            return closure()
-        finally:
-            tape.busy = busy
-
-    return call
-
-
-def _registering(kind: str, init: Any) -> Any:
-    @functools.wraps(init)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        if not tape.busy:
-            number(made[kind], self, kind)
-
-    return call
-
-
-def install(one_rank: bool) -> None:
-    """Patch around what other parts of the adapter have patched already."""
-    calling = _calling_plain if nn.Module.__call__ is nn.Module._wrapped_call_impl else _calling
-    nn.Module.__call__ = calling(nn.Module.__call__)  # type: ignore[method-assign]
-    DataLoader.__iter__ = _beginning(DataLoader.__iter__)  # type: ignore[method-assign]
-    _Iter._next_index, _Iter.__next__ = _next_index(_Iter._next_index), _nexting(_Iter.__next__)
-    torch.autograd.backward = _backing(torch.autograd.backward)  # type: ignore[assignment]
-    standin.RULES["backward"] = lambda func, args, kwargs: torch.autograd.backward(args[0])
-    torch.autograd.grad = _grading(torch.autograd.grad)  # type: ignore[assignment]
-    hooked = Optimizer.profile_hook_step
-    Optimizer.profile_hook_step = staticmethod(  # type: ignore[assignment]
-        lambda step: _stepped(hooked(_stepping(step))))
-    Optimizer.__init__ = _registering("optimizers", Optimizer.__init__)  # type: ignore[method-assign]
-    for kind in (LRScheduler, ReduceLROnPlateau):
-        kind.__init__ = _registering("schedulers", kind.__init__)  # type: ignore[method-assign]
-    torch.amp.GradScaler.__init__ = _registering(  # type: ignore[method-assign]
-        "scalers", torch.amp.GradScaler.__init__)
-    for name in ("grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "vmap"):
-        setattr(torch.func, name, _transforming(getattr(torch.func, name)))
-    for name in ("vjp", "jvp", "linearize"):
-        setattr(torch.func, name, _passed_over(getattr(torch.func, name)))
-    torch.vmap = torch.func.vmap
-    torch.jit.trace = _tracing(torch.jit.trace)  # type: ignore[assignment]
-    torch.amp.GradScaler.step = _scaling(torch.amp.GradScaler.step)  # type: ignore[method-assign]
-    torch.amp.GradScaler.update = _stepped(torch.amp.GradScaler.update)  # type: ignore[method-assign]
-    if one_rank:
-        torch.compile = _compiling(torch.compile)  # type: ignore[assignment]
+from oars.adapt.torch.replay import reads, recorder
+
+RECORDED = Mode("recorded")
+ASYNC = Mode("async")
+SERVER = Mode("server")
+Layers = tuple[Layer | Only, ...]
+
+_Iter: Any = dataloader._BaseDataLoaderIter
+_TRANSFORMS = "grad grad_and_value jacrev jacfwd hessian vmap"  # of a function, give a function
+_OF_VALUES = "vjp jvp linearize"  # of a function and its arguments, give values
+
+# ---- recorded runs, on one rank and on several ----------------------------------------------------------------------
+
+RECORDING = (
+    Seam(Optimizer, "__init__", (RECORDED(recorder.registering("optimizers")),)),
+    Seam(LRScheduler, "__init__", (RECORDED(recorder.registering("schedulers")),)),
+    Seam(ReduceLROnPlateau, "__init__", (RECORDED(recorder.registering("schedulers")),)),
+    Seam(torch.amp.GradScaler, "__init__", (RECORDED(recorder.registering("scalers")),)),
+    Seam(torch.amp.GradScaler, "step", (RECORDED(recorder.scaler_step),)),
+    Seam(torch.amp.GradScaler, "update", (RECORDED(recorder.step_and_hooks),)),
+    Seam(torch, "equal allclose is_nonzero", (RECORDED(reads.scalar),)),
+    Seam(torch.Tensor, "__bool__ __index__ __complex__ is_nonzero equal allclose", (RECORDED(reads.scalar),)),
+    Seam(torch.Tensor, "__array__", (RECORDED(reads.array),)),
+    Seam(torch.Tensor, "__repr__", (RECORDED(reads.unseen),)),
+    Seam(torch.Tensor, "__format__", (RECORDED(reads.format_),)),
+)
+
+# ---- one rank: steps are counted, nothing is changed ----------------------------------------------------------------
+
+ONE_RANK = (
+    Seam(nn.Module, "__call__", (RECORDED(recorder.call_of_one_rank),)),
+    Seam(DataLoader, "__iter__", (RECORDED(recorder.loader_iter),)),
+    Seam(_Iter, "_next_index", (RECORDED(recorder.next_index),)),
+    Seam(_Iter, "__next__", (RECORDED(recorder.iter_next), step_log.timed_next, step_log.noting_next)),
+    Seam(torch.autograd, "backward",
+         (RECORDED(recorder.backward), step_log.timed_backward, step_log.noting_backward)),
+    Seam(torch.autograd, "grad", (RECORDED(recorder.grad),)),
+    Seam(Optimizer, "add_param_group", (step_log.add_param_group,)),
+    Seam(torch, "compile", (RECORDED(recorder.compile_),)),
+    Seam(torch.func, _TRANSFORMS, (RECORDED(recorder.transform),)),
+    Seam(torch.func, _OF_VALUES, (RECORDED(recorder.passed_over),)),
+    Seam(torch.jit, "trace", (RECORDED(recorder.jit_trace),)),
+    Seam(torch.Tensor, "item __float__ __int__", (RECORDED(reads.scalar),)),
+    Seam(torch.Tensor, "tolist numpy", (RECORDED(reads.array),)),
+)
+STEP_AND_HOOKS_OF_ONE_RANK: Layers = (RECORDED(recorder.step_and_hooks),)
+STEP_OF_ONE_RANK: Layers = (RECORDED(recorder.step),)
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
+    """The table of several ranks; the layers around an optimizer's step and its hooks; those around the step alone.
+    (One rank need not import what is named here.)"""
+    from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
+    from oars.adapt.torch.backward import grad_hooks, gradients
+    from oars.adapt.torch.batches import loaders
+    from oars.adapt.torch.model import batchnorm, call, custom_functions, dropout
+
+    hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
+    seams = (
+        # the script's five: models, loaders, batches, backward, steps
+        Seam(nn.Module, "__call__",
+             (RECORDED(recorder.module_call), ASYNC(phases.module_call), instead(call.module_call))),
+        Seam(DataLoader, "__iter__",
+             (RECORDED(recorder.loader_iter), ASYNC(phases.meets_at(phases.LOADER)), instead(loaders.loader_iter))),
+        Seam(_Iter, "__next__",
+             (RECORDED(recorder.iter_next), ASYNC(phases.iter_next), step_log.timed_next, instead(loaders.iter_next))),
+        Seam(torch.autograd, "backward",
+             (RECORDED(recorder.backward), step_log.timed_backward, instead(ctx.gradients.backward))),
+        Seam(Optimizer, "add_param_group", (ASYNC(phases.add_param_group), step_log.add_param_group)),
+        # models
+        Seam(nn.Module, "__setattr__", (instead(call.setattr_),)),
+        Seam(nn.Module, hooks, (call.register_hook,)),
+        Seam(torch, "compile", (instead(call.compile_),)),
+        Seam(F, "dropout dropout1d dropout2d dropout3d", (dropout.patched,)),
+        Seam(F, "scaled_dot_product_attention", (instead(dropout.attention),)),
+        Seam(torch.utils.checkpoint, "checkpoint", (instead(dropout.checkpoint),)),
+        Seam(F, "batch_norm", (instead(batchnorm.batch_norm),)),
+        Seam(torch.autograd.Function, "apply", (instead(classmethod(custom_functions.apply)),)),
+        Seam(torch.jit.ScriptFunction, "__call__", (instead(custom_functions.scripted),)),
+        Seam(torch.inference_mode, "__enter__", (instead(custom_functions.inference_enter),)),
+        Seam(torch.inference_mode, "__exit__", (instead(custom_functions.inference_exit),)),
+        Seam(torch.func, _TRANSFORMS, (RECORDED(recorder.transform), custom_functions.on_whole)),
+        Seam(torch.func, _OF_VALUES, (RECORDED(recorder.passed_over), custom_functions.on_whole)),
+        Seam(torch.func, "functional_call", (custom_functions.functional_call,)),
+        Seam(torch.jit, "trace",
+             (RECORDED(recorder.jit_trace), ASYNC(weight_reads.of_modules), custom_functions.alike)),
+        Seam(torch.jit, "script", (ASYNC(weight_reads.of_modules), custom_functions.alike)),
+        Seam(torch.jit, "save", (ASYNC(weight_reads.of_modules),)),
+        Seam(torch.export, "export", (ASYNC(weight_reads.of_modules),)),
+        # loaders
+        Seam(DataLoader, "__len__", (instead(loaders.loader_len),)),
+        Seam(_Iter, "__init__", (instead(loaders.iter_init),)),
+        Seam(_Iter, "_reset", (instead(loaders.iter_reset),)),
+        Seam(_Iter, "_next_index", (RECORDED(recorder.next_index), instead(loaders.next_index))),
+        Seam(dataloader._MultiProcessingDataLoaderIter, "__init__", (instead(loaders.workers_init),)),
+        Seam(_utils.fetch._MapDatasetFetcher, "fetch", (instead(loaders.fetch),)),
+        Seam(_utils.worker, "ManagerWatchdog", (instead(loaders.Watchdog),)),
+        # gradients
+        Seam(nn.Parameter, "__new__", (staticmethod, gradients.parameter_new)),
+        Seam(torch.autograd, "grad", (RECORDED(recorder.grad), instead(ctx.gradients.grad))),
+        Seam(torch.Tensor, "register_hook", (instead(grad_hooks.register_hook),)),
+        Seam(torch.Tensor, "retain_grad", (instead(grad_hooks.retain_grad),)),
+        Seam(torch.Tensor, "register_post_accumulate_grad_hook",
+             (instead(grad_hooks.register_post_accumulate_grad_hook),)),
+        # values that the script reads, weights among them
+        Seam(torch.Tensor, "item __float__ __int__", (RECORDED(reads.scalar), ASYNC(weight_reads.of_tensor))),
+        Seam(torch.Tensor, "tolist numpy", (RECORDED(reads.array), ASYNC(weight_reads.of_tensor))),
+        Seam(torch.Tensor, "cpu", (ASYNC(weight_reads.of_tensor),)),
+        Seam(nn.Parameter, "__repr__ __deepcopy__ __reduce_ex__", (ASYNC(weight_reads.of_tensor),)),
+        Seam(nn.Module, "state_dict", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
+        Seam(torch, "save", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
+        Seam(Optimizer, "state_dict", (SERVER(phases.meets_at(phases.WEIGHTS)),)),
+        Seam(nn.Module, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
+        Seam(Optimizer, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
+        *_distributed(),
+    )
+    return seams, (RECORDED(recorder.step_and_hooks), step_log.step_unless_lost), (
+        SERVER(ps_worker.push), RECORDED(recorder.step))
+
+
+def _distributed() -> tuple[Seam, ...]:
+    """Scripts that start processes themselves are refused."""
+    if not torch.distributed.is_available():
+        return ()
+    from oars.adapt.torch import refuse_ddp
+
+    return (Seam(torch.distributed.distributed_c10d, "rendezvous", (refuse_ddp.rendezvous,)),
+            Seam(torch.multiprocessing, "spawn", (refuse_ddp.spawn,)))
+
+
+def install(modes: Set[Mode]) -> None:
+    """Put all layers of these modes in place; ``ctx`` is filled already."""
+    lazy_dynamo.put_off()
+    around, inside = STEP_AND_HOOKS_OF_ONE_RANK, STEP_OF_ONE_RANK
+    seams: tuple[Seam, ...] = ONE_RANK
+    if ctx.world is not None:
+        from oars.adapt.torch.model import batchnorm
+
+        seams, around, inside = _several_ranks()
+        when_imported("torch._dynamo", batchnorm.keep_compiler_out)
+    patching.install(seams, modes)
+    patching.install(RECORDING, modes)
+    patching.put(torch, "vmap", torch.func.vmap)
+    with_hooks: Any = Optimizer.profile_hook_step  # makes of a step one with its hooks
+    patching.put(Optimizer, "profile_hook_step", staticmethod(
+        lambda step: compose(around, with_hooks(compose(inside, step, modes)), modes)))
+    register_optimizer_step_pre_hook(step_log.before_step)
+    register_optimizer_step_post_hook(step_log.after_step)
+    if ASYNC in modes:
+        from oars.adapt.torch.async_modes import phases
+
+        register_optimizer_step_pre_hook(phases.before_step)
+        register_optimizer_step_post_hook(phases.after_step)

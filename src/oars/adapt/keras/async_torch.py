@@ -1,0 +1,125 @@
+"""Ranks on their own on Keras's torch backend: PyTorch's adapter does it (``adapt/torch/async_modes/phases.py``).
+
+What is here: a Keras optimizer becomes one that it knows, in ``fit`` and ``train_on_batch``; and ranks meet where Keras
+looks at weights and metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.optim.optimizer import Optimizer
+
+from oars.adapt.keras.async_modes import unite_before_looks
+from oars.adapt.meet import end
+from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
+from oars.adapt.torch.batches.loaders import Key
+from oars.adapt.torch.context import ctx
+from oars.adapt.torch.recovery import lineage
+from oars.engine.world import RankLost
+
+# Keras's names of state that is a sum of gradients, of either sign, and PyTorch's (``torch/async_modes/gossip.py``).
+_MOMENTA = {"momentums": "momentum_buffer", "average_gradients": "grad_avg"}
+
+
+class OfKeras(Optimizer):
+    """Stands for a Keras optimizer: has its weights, and its state by weight."""
+
+    def __init__(self, variables: list) -> None:
+        super().__init__([v.value for v in variables], {})
+        self.weights = [v.value for v in variables]
+
+    def see(self, optimizer: Any) -> None:
+        """The state that it has now."""
+        for name, slots in vars(optimizer).items():
+            known = _MOMENTA.get(name.strip("_"), name)
+            if (isinstance(slots, list) and len(slots) == len(self.weights) and name != "_trainable_variables"
+                    and all(hasattr(v, "value") for v in slots)):
+                for weight, slot in zip(self.weights, slots, strict=True):
+                    self.state[weight][known] = slot.value
+
+
+class Apart:
+    """Steps of Keras models, for ranks that are on their own."""
+
+    def __init__(self) -> None:
+        self._stands: WeakKeyDictionary[Any, OfKeras] = WeakKeyDictionary()
+
+    def step(self, model: Any, function: Callable, args: tuple) -> Any:
+        """One call of a model's train function."""
+        optimizer = model.optimizer
+        if optimizer.use_ema:
+            end("an optimizer's running average of weights (use_ema) is each rank's own: leave it, or --sync, out")
+        if optimizer not in self._stands:
+            self._stands[optimizer] = OfKeras(model.trainable_variables)
+        stands = self._stands[optimizer]
+        ctx.optimizer_of.update({p: ctx.number(stands) for p in stands.weights})
+        try:
+            out = function(*args)
+        finally:
+            for p in stands.weights:  # a loop of the script's own steps without it
+                ctx.optimizer_of.pop(p, None)
+        stands.see(optimizer)
+        ctx.phases.stepped(stands)
+        return out
+
+    def unite(self) -> None:
+        """All ranks come here: weights are the same on all of them."""
+        if ctx.apart:
+            ctx.phases.meet(WEIGHTS)
+
+
+def _average(metrics: list) -> None:
+    """Metrics are of all ranks' rows from here on."""
+    floats = [v for v in metrics if v.value.is_floating_point()]
+    if not floats:
+        return
+    mine = np.concatenate([v.value.detach().cpu().double().numpy().reshape(-1) for v in floats])
+    while True:
+        try:
+            mean = ctx.world.allgather_alike(mine).mean(0)
+            break
+        except RankLost:
+            lineage.renew()
+    for v, part in zip(floats, np.split(mean, np.cumsum([v.value.numel() for v in floats])[:-1]), strict=True):
+        v.assign(torch.from_numpy(part).reshape(v.value.shape).to(v.value.dtype))
+
+
+def install(keras: Any) -> Apart:
+    """Patch what looks at a model from outside."""
+    apart, model = Apart(), keras.Model
+    unite_before_looks(model, apart.unite)
+    plain_logs = model._get_metrics_result_or_logs
+
+    @functools.wraps(plain_logs)
+    def logs_of(self: Any, logs: Any) -> Any:
+        if not ctx.apart:
+            return plain_logs(self, logs)
+        ctx.phases.meet(EVALUATION)
+        _average(self.metrics_variables)
+        told = keras.tree.map_structure(keras.ops.convert_to_numpy, plain_logs(self, logs))
+        return ctx.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
+
+    model._get_metrics_result_or_logs = logs_of
+    _one_loader()
+    return apart
+
+
+def _one_loader() -> None:
+    """Keras makes a loader for every epoch: to what is owed after a death they are one."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    plain = ArrayDataAdapter.get_torch_dataloader
+
+    @functools.wraps(plain)
+    def get_torch_dataloader(self: Any) -> Any:
+        loader = plain(self)
+        loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
+        return loader
+
+    ArrayDataAdapter.get_torch_dataloader = get_torch_dataloader

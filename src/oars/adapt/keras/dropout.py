@@ -1,0 +1,78 @@
+"""Random numbers inside a model that runs on own rows: those of the global batch, of which a rank keeps its rows.
+
+Keras draws by seeds that all ranks hold alike, so dropout masks and noise are one process's. What is drawn in other
+ways (``tf.random``, ``jax.random``) shows when a model is tried on some rows only: such a model runs whole (``probe``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from oars.adapt.keras import trace
+from oars.adapt.meet import meet
+
+_SHAPED = ("normal", "uniform", "randint", "truncated_normal", "gamma", "binomial", "beta")
+
+
+def _by_row(length: Any, share: Any) -> bool:
+    """Whether a dimension of this length is the batch's: its rows, or (in a graph) not known before it runs."""
+    return not isinstance(length, int) or (isinstance(share.count, int) and length == share.count)
+
+
+def install(keras: Any) -> None:
+    """Patch the backend's draws."""
+    from keras.src.backend import random
+
+    for name in _SHAPED:
+        if hasattr(random, name):
+            setattr(random, name, _drawing(getattr(random, name)))
+    plain = random.dropout
+
+    @functools.wraps(plain)
+    def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+        share = meet.split
+        if not share or rate in (0.0, 1.0) or (noise_shape is not None and not _by_row(noise_shape[0], share)):
+            return plain(inputs, rate, noise_shape, seed)
+        shape = keras.ops.shape(inputs)
+        rest = shape[1:] if noise_shape is None else [
+            shape[i] if d is None else d for i, d in enumerate(noise_shape) if i]
+        kept = plain(keras.ops.ones((share.rows, *rest), dtype=inputs.dtype), rate, None, seed)
+        return inputs * share.cut(kept)
+
+    random.dropout = dropout
+    for name in ("categorical", "shuffle"):  # of these the numbers depend on what is given
+        setattr(random, name, _of_all_rows(getattr(random, name)))
+
+
+def _of_all_rows(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def draw(x: Any, *args: Any, **kwargs: Any) -> Any:
+        share = meet.split
+        return share.cut(plain(share.gather(x), *args, **kwargs)) if share else plain(x, *args, **kwargs)
+
+    return draw
+
+
+def _drawing(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        share, shape = meet.split, _dims(shape)
+        if trace.probing and shape:
+            trace.drawn.append(shape)
+        if not share or not shape or not _by_row(shape[0], share):
+            return plain(shape, *args, **kwargs)
+        meet.split = None  # of draws that are made of others only the outermost counts
+        try:
+            whole = plain((share.rows, *shape[1:]), *args, **kwargs)
+        finally:
+            meet.split = share
+        return share.cut(whole)
+
+    return draw
+
+
+def _dims(shape: Any) -> tuple:
+    if not hasattr(shape, "shape"):
+        return tuple(shape)
+    return tuple(int(d) if hasattr(d, "numpy") else d for d in (shape[i] for i in range(shape.shape[0])))

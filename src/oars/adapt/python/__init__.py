@@ -1,0 +1,1 @@
+"""What ranks share of Python itself: clock, random numbers, imports, windows of figures."""

@@ -1,0 +1,90 @@
+"""How functions of other libraries are replaced: layers around a function, put in place by a table (``seams.py``).
+
+A layer is a function that gets the next one, further in, and gives the function to be called in its place. The tables
+of each framework name their layers, outermost first, with the modes they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Layer = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Only:
+    """A layer that is there in one mode alone."""
+
+    mode: Mode
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way in which a script may run: ``RECORDED(layer)`` is a layer of recorded runs."""
+
+    name: str
+
+    def __call__(self, layer: Layer) -> Only:
+        return Only(self, layer)
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Where functions of ``owner`` are replaced: these names, by these layers, outermost first."""
+
+    owner: Any
+    names: str  # one or more, by blanks
+    layers: tuple[Layer | Only, ...]
+
+
+def instead(function: Any) -> Layer:
+    """The innermost layer where the library's own function is not called, or only by its saved name."""
+    return lambda inner: function
+
+
+def chosen(layers: tuple[Layer | Only, ...], modes: Set[Mode]) -> list[Layer]:
+    """The layers of these modes, outermost first."""
+    return [each.layer if isinstance(each, Only) else each for each in layers
+            if not isinstance(each, Only) or each.mode in modes]
+
+
+def compose(layers: tuple[Layer | Only, ...], inner: Any, modes: Set[Mode]) -> Any:
+    """The layers of these modes around ``inner``."""
+    for layer in reversed(chosen(layers, modes)):
+        inner = layer(inner)
+    return inner
+
+
+def install(seams: tuple[Seam, ...], modes: Set[Mode]) -> None:
+    """Put the layers of these modes in place."""
+    for seam in seams:
+        for name in seam.names.split():
+            if chosen(seam.layers, modes):
+                put(seam.owner, name, compose(seam.layers, getattr(seam.owner, name), modes))
+
+
+def put(owner: Any, name: str, value: Any) -> None:
+    """Replace an attribute of a library."""
+    setattr(owner, name, value)
+
+
+def remove(owner: Any, name: str) -> None:
+    """Take a replaced attribute away again where it hides one of a base class."""
+    delattr(owner, name)
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Replace attributes of a library for a while."""
+    before = {name: vars(owner)[name] for name in values}
+    try:
+        for name, value in values.items():
+            put(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            put(owner, name, value)

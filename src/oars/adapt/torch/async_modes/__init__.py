@@ -1,0 +1,1 @@
+"""Ranks that do not wait for each other: ``--sync local``, ``gossip`` and ``server``."""

@@ -1,0 +1,1 @@
+"""What backward leaves behind: the same global gradients on every rank."""

@@ -1,0 +1,423 @@
+"""Gradients: when ``backward()`` returns, every rank holds those of the script's loss over the global batch.
+
+A hook on every leaf notes that it got a gradient; when backward is over, the noted ones are averaged over ranks in one
+fused exchange. With gradient accumulation the exchange is put off to the last backward of a step once the script's
+pattern is known; whoever reads ``.grad`` before gets it exchanged first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from oars import debug
+from oars.adapt.python import patching
+from oars.adapt.python.clock import perf_counter
+from oars.adapt.torch.backward import grad_hooks
+from oars.adapt.torch.backward.flat_buffers import Plan
+from oars.adapt.torch.context import ctx
+from oars.adapt.torch.recovery import lineage
+from oars.adapt.torch.recovery.backward_pass import Pass, local_root
+from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
+from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.tensor import Rows
+from oars.adapt.torch.step_log import write_ledger
+from oars.engine import Astray
+from oars.engine.world import RankLost
+from oars.exchange.compressed import exchange_by
+
+_backward = torch.autograd.backward
+_grad = torch.autograd.grad
+_grad_slot: Any = torch._C.TensorBase.grad
+register_behind: Any = torch.Tensor.register_post_accumulate_grad_hook
+
+
+class Gradients:
+    """The leaves of all graphs, who of them got gradients, and their exchange."""
+
+    def __init__(self) -> None:
+        self.exchange = exchange_by(ctx.world, ctx.plan.wire)
+        self.serials: dict[int, tuple[int, weakref.ref]] = {}  # id -> (order of first appearance, leaf)
+        self.next_serial = 0
+        self.touched: list[torch.Tensor] = []
+        self.pending: dict[int, torch.Tensor] = {}  # put-off ones
+        self.plans: dict[tuple, Plan] = {}
+        self.running = 0
+        self.backwards = 0  # since the last optimizer step
+        self.pattern: list[int] = []  # how many backwards the last steps had
+        self.last_loss: Any = None
+        self.passes: list[Pass] = []  # the backwards since the last exchange
+        self.watched: Pass | None = None  # the one under way
+        self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
+        self.interrupt = False
+        self.passing_over = False  # the next optimizer step is left out
+        self.compared = False  # the ranks' weights, at the first exchange
+
+    # -- leaves
+
+    def track(self, leaf: torch.Tensor) -> None:
+        """Note this leaf's gradients from now on."""
+        known = self.serials.get(id(leaf))
+        if known is not None and known[1]() is leaf:
+            return
+        self.serials[id(leaf)] = (self.next_serial, weakref.ref(leaf))
+        self.next_serial += 1
+        for trace in ctx.traces:
+            trace.new_leaves = True
+        wanted = leaf.requires_grad
+        if not wanted:
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                return
+            leaf.requires_grad_(True)  # hooks can only be put on leaves that want gradients; frozen ones may thaw
+        with torch._C.DisableTorchFunction():  # while a run is played, this would come back as the script's hook
+            register_behind(leaf, self.touched.append)
+        if not wanted:
+            leaf.requires_grad_(False)
+
+    def enter(self, x: torch.Tensor) -> bool:
+        """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank. Whether
+        it was made of rows that were joined."""
+        if x.is_leaf:
+            self.track(x)
+            return False
+        stack, seen, joined = [x.grad_fn], set(), False
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen or isinstance(node, collectives.ACROSS):
+                joined |= isinstance(node, collectives.JOINED)
+                continue  # behind a message between ranks are rows, and what met them was noted then
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                self.track(leaf)
+            stack.extend(n for n, _ in node.next_functions)
+        return joined
+
+    def leaves(self, results: list, inputs: list) -> None:
+        """A call on plain own rows: some weights may be new, no parameters but tensors made anew for each step."""
+        for leaf in collectives.leaves_behind(results, inputs):
+            self.track(leaf)
+
+    def serial(self, leaf: torch.Tensor) -> int:
+        """In which order a leaf was first seen, the same on all ranks."""
+        return self.serials.get(id(leaf), (0,))[0]
+
+    # -- backward
+
+    def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None,
+                 create_graph: bool = False, grad_variables: Any = None, inputs: Any = None) -> None:
+        """Replaces ``torch.autograd.backward``."""
+        if ctx.plain:  # a backward inside a backward (checkpointing)
+            _backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            return
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        seeds = [None] * len(roots) if grad_tensors is None else (
+            [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors))
+        rows = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if isinstance(root, Rows)]
+        if any(isinstance(t, Rows) for t in (*roots, *seeds)):
+            for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
+                roots[i], seeds[i] = local_root(root, seed)
+        if len(roots) == 1 and roots[0].dim() == 0:
+            self.last_loss = roots[0].detach()
+        if inputs is not None:
+            inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            inputs = [i.local if isinstance(i, Rows) else i for i in inputs]
+        rows_.before_backward()
+        before, waited_for = grad_hooks.before_backward(), grad_hooks.wait_behind()
+        if waited_for and self.pending:
+            self.settle()  # these were put off before there were hooks
+        if not self.passes:
+            self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
+        here = Pass(rows, inputs, create_graph)
+        ctx.spoilt = here.look_from(roots)
+        self.passes.append(here)
+        self.watched = here
+        try:
+            self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
+                                        else seeds, retain_graph, create_graph, None, inputs))
+        except Exception as error:
+            if not ctx.spoilt:
+                raise
+            here.broken = f"a backward that did not come to its end ({type(error).__name__}: {error})"
+        finally:
+            self.watched = None
+        self.backwards += 1
+        if ctx.spoilt and not self._go_again():
+            return
+        if before or waited_for or create_graph or not self._more_to_come():
+            exchanged = self.settle()
+            grad_hooks.after_exchange(before)
+            if waited_for:
+                by_serial = {s: ref() for s, ref in self.serials.values()}
+                grad_hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
+        else:
+            self._put_off()
+
+    def _leaves(self) -> list[torch.Tensor]:
+        return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
+
+    def _run(self, work: Any) -> Any:
+        plain, ctx.plain = ctx.plain, True
+        ctx.going_back = True
+        self.running += 1
+        try:
+            return work()
+        finally:
+            self.running -= 1
+            ctx.plain = plain
+            ctx.going_back = self.running > 0
+
+    # -- a rank was lost
+
+    def arrived(self, entry: Entry, place: int, grad: torch.Tensor) -> None:
+        """A gradient came to a boundary of the graph (see recovery/lineage.py)."""
+        if self.watched is not None:
+            self.watched.arrived(entry, place, grad)
+
+    def _go_again(self) -> bool:
+        """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
+        touched = {id(p): p for p in (*self.touched, *self.pending.values())}
+        while True:
+            lineage.renew()
+            if debug.on:
+                debug.say(f"a rank was lost: {len(self.passes)} backwards are done again by ranks {ctx.members}")
+            ctx.spoilt = False
+            self.touched.clear()
+            self.pending.clear()
+            if "grad" in torch.Tensor.__dict__:
+                patching.remove(torch.Tensor, "grad")
+            for p in self._leaves():
+                p.grad = None
+            for p, grad in self.base.values():
+                p.grad = grad.clone()
+            try:
+                for each in self.passes:
+                    roots, seeds = each.anew()
+                    if roots:
+                        self._run(lambda r=roots, s=seeds, i=each.inputs: _backward(r, s, inputs=i))
+                    if ctx.spoilt:
+                        raise RankLost
+                    each.add_direct(self.touched)
+                    each.era = ctx.era
+                return True
+            except RankLost:
+                pass
+            except Irreplaceable as reason:
+                self._pass_over(touched, reason)
+                return False
+
+    def _pass_over(self, touched: dict[int, torch.Tensor], reason: Irreplaceable) -> None:
+        """This step cannot be done again: its gradients are nothing, and the next optimizer step is left out."""
+        ctx.spoilt = False
+        self.touched.clear()
+        self.passes.clear()
+        self.base.clear()
+        for p in touched.values():
+            p.grad = torch.zeros_like(p)
+        self.passing_over = True
+        ctx.record.lost_step(ctx.samples, str(reason))
+
+    def _put_off(self) -> None:
+        """Leave the exchange to the step's last backward."""
+        self.pending.update((id(p), p) for p in self.touched)
+        self.touched.clear()
+        if self.pending:
+            patching.put(torch.Tensor, "grad", _Watched(self))
+
+    def _more_to_come(self) -> bool:
+        pattern = self.pattern
+        return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
+
+    def settle(self) -> list[int]:
+        """Exchange everything outstanding now. Returns whose gradients these were, by serial."""
+        began = perf_counter()
+        inside = ctx.world.seconds
+        while True:
+            if self.pending:
+                patching.remove(torch.Tensor, "grad")  # back to PyTorch's own slot
+                self.touched.extend(self.pending.values())
+                self.pending.clear()
+            try:
+                if any(each.era != ctx.era for each in self.passes):
+                    raise RankLost  # since the backwards that were put off
+                plan = self._plan(self.touched)
+                if ctx.handed and not ctx.record.played:
+                    write_ledger()
+                exchanged = self._exchange(plan)
+                odd = [_mean_one_by_one(p.grad) for p in plan.odd()]
+                if grad_hooks.wait_behind():  # in the order of the first rank's backward, which is one process's
+                    exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
+                break
+            except RankLost:
+                if not self._go_again():
+                    return []
+        for done in (self.touched, self.passes, self.base, ctx.handed):
+            done.clear()  # type: ignore[attr-defined]
+        for p, grad in zip(plan.odd(), odd, strict=True):
+            p.grad = grad
+        ctx.world.seconds = inside + perf_counter() - began
+        if self.interrupt:
+            self.interrupt = False
+            ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
+        return exchanged
+
+    def in_order(self) -> list[int]:
+        """The serials of touched leaves as backward came by them."""
+        return list(dict.fromkeys(self.serials[id(p)][0] for p in self.touched))
+
+    def _plan(self, touched: list[torch.Tensor]) -> Plan:
+        key = tuple(map(id, touched))
+        plan = self.plans.get(key)
+        if plan is None or plan.dead:
+            if len(self.plans) > 32:
+                self.plans.clear()
+            by_serial = {self.serials[id(p)][0]: p for p in touched if id(p) in self.serials}
+            plan = self.plans[key] = Plan(dict(sorted(by_serial.items())))
+        return plan
+
+    def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
+        """Returns the serials of the leaves that any rank has touched."""
+        exchange = self.exchange
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
+        gradients = plan.gradients()
+        with torch.no_grad():
+            on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
+            early = exchange.holds(plan.nbytes)
+            if early and not on_gpu:
+                plan.lay_in(exchange, gradients)
+            headers = exchange.agree(header)
+            if (headers[:, 0] != plan.digest).any():
+                if of_all:
+                    raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
+                                       "differently on some ranks")
+                return self._exchange_union(plan)
+            if len(set(headers[:, 3].tolist()) - {1}) > 1:
+                raise Astray("oars: the ranks' weights are not the same before the first step: the script makes them "
+                             "in another order on each rank (by a set of modules or tensors? use a list), or draws "
+                             "them from numbers without a common seed (seed it)")
+            self.compared = True
+            if on_gpu:
+                _average_on_gpu(gradients)
+            elif plan.nbytes:
+                if not early:
+                    exchange.reserve(plan.nbytes)
+                    plan.lay_in(exchange, gradients)
+                    exchange.agree(header)
+                exchange.average(plan.spans, plan.shapes, plan.digest)
+                plan.take_out(gradients)
+        self.interrupt |= bool(headers[:, 2].any())
+        if debug.on:
+            debug.say(f"exchanged gradients of {len(plan.serials)} tensors, {plan.nbytes} bytes")
+        return plan.serials
+
+    def _exchange_union(self, plan: Plan) -> list[int]:
+        """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
+        serials = sorted({s for part in ctx.world.allgather(plan.serials) for s in part})
+        by_serial = {s: ref() for s, ref in self.serials.values()}
+        leaves: list[Any] = [by_serial[s] for s in serials]
+        for p in leaves:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return self._exchange(Plan(dict(zip(serials, leaves, strict=True))), of_all=True)
+
+    def stepped(self) -> None:
+        """An optimizer stepped: learn how many backwards a step has."""
+        if self.backwards:
+            self.pattern = [*self.pattern[-1:], self.backwards]
+            self.backwards = 0
+
+    # -- torch.autograd.grad
+
+    def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
+             create_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """Replaces ``torch.autograd.grad``: what it returns is global, as on one process."""
+        args = (outputs, inputs, grad_outputs, retain_graph, create_graph, *args)
+        if ctx.plain:  # inside a split call (torch.compile at work) or a backward, where a hook may have rows
+            return self._of_rows(args, kwargs) if any(isinstance(t, Rows) for t in tree_leaves(args)) else (
+                _grad(*args, **kwargs))
+        ctx.note("grad")
+        return ctx.perform(self._grad_of, None, args, kwargs)
+
+    def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
+        grads = self._of_rows(args, kwargs)
+        if ctx.spoilt:
+            ctx.spoilt = False
+            raise RankLost
+        return grads
+
+    def _of_rows(self, args: tuple, kwargs: dict) -> tuple:
+        outputs, inputs, grad_outputs, *how = args
+        roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+        if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
+            raise Irreplaceable("torch.autograd.grad went back through a graph from before the loss of a rank")
+        seeds = [None] * len(roots) if grad_outputs is None else (
+            [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
+        for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
+            roots[i], seeds[i] = local_root(root, seed) if isinstance(root, Rows) else (root, seed)
+        wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        local = [w.local if isinstance(w, Rows) else w for w in wanted]
+        grads = self._run(lambda: _grad(roots, local, seeds, *how, **kwargs))
+        return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
+
+
+def _global_grad(of: Any, grad: Any) -> Any:
+    if grad is None:
+        return None
+    if isinstance(of, Rows):
+        return Rows(grad / ctx.size, of.offsets, of.dim_)
+    return grad_hooks.seen_by(of, collectives.Mean.apply(grad))
+
+
+def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
+    """One flat message per dtype, over NCCL."""
+    for dtype in dict.fromkeys(g.dtype for g in gradients):  # a set's order is that of addresses
+        some = [g for g in gradients if g.dtype == dtype]
+        flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
+        ctx.world.exchanged += flat.nbytes
+        torch._foreach_copy_(some, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in some]), some,
+                                                                strict=True)])
+
+
+def _mean_one_by_one(grad: Any) -> torch.Tensor:
+    """Gradients that do not fit a flat buffer: sparse ones, and those that have a graph of their own."""
+    if grad.layout is torch.strided:
+        return collectives.Mean.apply(grad)
+    grad = grad.coalesce()
+    parts = ctx.world.allgather((grad.indices().cpu().numpy(), grad.values().detach().cpu().float().numpy()))
+    indices = torch.from_numpy(np.concatenate([i for i, _ in parts], 1))
+    values = torch.from_numpy(np.concatenate([v for _, v in parts])).to(grad.dtype) / ctx.size
+    return torch.sparse_coo_tensor(indices, values, grad.shape, device=grad.device, check_invariants=False).coalesce()
+
+
+class _Watched:
+    """``Tensor.grad`` while exchanges are put off: whoever looks gets them done first."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self
+        if self.gradients.pending and not self.gradients.running:
+            self.gradients.settle()
+        return _grad_slot.__get__(tensor)
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        _grad_slot.__set__(tensor, value)
+
+
+def parameter_new(inner: Any) -> Any:
+    """Around ``nn.Parameter.__new__``: every parameter is watched from its making."""
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = inner(cls, *args, **kwargs)
+        if type(made) is nn.Parameter:
+            ctx.gradients.track(made)
+        return made
+
+    return new

@@ -1,0 +1,262 @@
+"""What a batch is made of: which of its parts are rows, and how a rank's part of each becomes the global one.
+
+A *spec* mirrors a batch's nesting: "rows" for a tensor with one row a sample, "list" for a list with one entry a sample
+(strings, ragged tensors, objects), "array" for a NumPy array of rows, "same" for what does not depend on the samples,
+and a tuple of specs for a dict, list, tuple, named tuple or dataclass.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import numbers
+import pickle
+import random
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from oars.adapt import files
+from oars.adapt.python import random as random_
+from oars.adapt.torch.context import Offsets, ctx, own
+from oars.adapt.torch.rows.tensor import Rows
+
+NOTHING = "oars: no rows on this rank"
+
+
+class Wrote(NamedTuple):
+    """A batch's own part whose samples wrote files when they were read (a cache, filled on first use)."""
+
+    data: Any
+
+
+class Cut(NamedTuple):
+    """A global batch's indices on their way to a fetcher."""
+
+    indices: list
+    offsets: Offsets
+    first: int
+    rows: int
+    whole: bool  # fetch all of it, and see what collating makes of own samples alone
+    era: int = 0  # for the ranks of which era it was cut
+    uncut: bool = False  # the fetcher got all indices, as on one process
+
+    def mine(self) -> list:
+        """Own samples' indices."""
+        return self.indices[self.first : self.first + self.rows]
+
+
+def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
+    """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
+    many: Any = getattr(fetcher.dataset, "__getitems__", None)
+    files_before = files.changes()
+    samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
+    mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
+    own_generators = generators(fetcher.collate_fn)
+    before = _positions(own_generators)
+    every = fetcher.collate_fn(samples)
+    if _positions(own_generators) != before or files.changes() != files_before:
+        return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
+    if not cut.rows:
+        return every, NOTHING
+    if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):
+        return every, None
+    return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)
+
+
+def _pads(collate_fn: Any, mine: Any, every: Any, cut: Cut) -> bool:
+    """Whether collating makes samples of different lengths fit each other, be they of one length in this batch.
+
+    Ranks that are apart do not ask later whether their rows are of one shape (``alike``): it has to be known now.
+    """
+    def differs(samples: list, whole: Any, of: Cut) -> bool:
+        return _compare(whole, collate_fn(copy.deepcopy(samples)), of) is None
+
+    try:
+        if any(differs([sample], every, cut._replace(first=cut.first + i, rows=1)) for i, sample in enumerate(mine)):
+            return True
+        pair = [_shorter(mine[0]), mine[0]]
+        return differs(pair[:1], collate_fn(copy.deepcopy(pair)), Cut([0, 1], (), 0, 1, False))
+    except Exception:  # the script's own code: it does not take samples of different lengths, or a single one
+        return False
+
+
+def _shorter(x: Any) -> Any:
+    """A sample whose sequences lack their last element."""
+    if isinstance(x, (torch.Tensor, np.ndarray)):
+        return x[:-1] if x.ndim and len(x) > 1 else x
+    if isinstance(x, list) and len(x) > 1 and all(isinstance(e, numbers.Number) for e in x):
+        return x[:-1]
+    parts = children(x)
+    return x if parts is None else _rebuilt(x, list(map(_shorter, parts)))
+
+
+def generators(x: Any, depth: int = 4) -> list:
+    """The random generators that a callable may draw from: in its closure, its globals, its object's attributes."""
+    if isinstance(x, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+        return [x]
+    if depth == 0 or isinstance(x, (types.ModuleType, type, torch.nn.Module)):
+        return []
+    if isinstance(x, functools.partial):
+        parts = [x.func, *x.args, *x.keywords.values()]
+    elif isinstance(x, types.MethodType):
+        parts = [x.__self__, x.__func__]
+    elif isinstance(x, types.FunctionType):
+        inner = [c for c in x.__code__.co_consts if isinstance(c, types.CodeType)]  # comprehensions, lambdas
+        parts = [x.__globals__.get(name) for code in (x.__code__, *inner) for name in code.co_names]
+        parts += [cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()]
+        parts += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+    elif isinstance(x, types.BuiltinMethodType):
+        parts = [x.__self__]
+    else:
+        parts = [*getattr(x, "__dict__", {}).values(), vars(type(x)).get("__call__")]
+    return [g for part in parts for g in generators(part, depth - 1)]
+
+
+def positions(own_generators: list) -> list[bytes]:
+    """Where these generators stand."""
+    return [pickle.dumps(g.get_state() if isinstance(g, torch.Generator) else g) for g in own_generators]
+
+
+def _positions(own_generators: list) -> list[bytes]:
+    """Where the common streams and these generators stand."""
+    return [random_.fingerprint(), *positions(own_generators)]
+
+
+def _compare(every: Any, some: Any, cut: Cut) -> Any:
+    mine = slice(cut.first, cut.first + cut.rows)
+    batch = len(cut.indices)
+    if isinstance(every, (torch.Tensor, np.ndarray)):
+        if every.ndim == 0 or len(every) != batch or not _equal(every[mine], some):
+            return None
+        return "rows" if isinstance(every, torch.Tensor) else "array"
+    if type(every) is not type(some):
+        return None
+    if isinstance(every, (list, tuple)) and not hasattr(every, "_fields") and len(every) == batch != len(some):
+        return "list" if _equal(list(every[mine]), list(some)) else None
+    parts, others = children(every), children(some)
+    if parts is None or others is None:
+        counted = isinstance(every, numbers.Number) and not isinstance(every, bool)  # of the next batch it may differ
+        return "same" if _equal(every, some) and not counted else None
+    if len(parts) != len(others):
+        return None
+    specs = tuple(_compare(a, b, cut) for a, b in zip(parts, others, strict=True))
+    return None if None in specs else specs
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, (torch.Tensor, np.ndarray)):
+        if type(a) is not type(b) or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        same: Any = (a == b) | ((a != a) & (b != b))
+        return bool(same.all())
+    parts, others = children(a), children(b)
+    if parts is not None and others is not None:
+        return type(a) is type(b) and len(parts) == len(others) and all(map(_equal, parts, others))
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def children(x: Any) -> list | None:
+    """The parts of a container, or None."""
+    if isinstance(x, dict):
+        return list(x.values())
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return [getattr(x, f.name) for f in dataclasses.fields(x)]
+    return None
+
+
+def _rebuilt(x: Any, parts: list) -> Any:
+    if isinstance(x, dict):
+        made = copy.copy(x)
+        made.update(zip(x, parts, strict=True))
+        return made
+    if isinstance(x, tuple):
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    if isinstance(x, list):
+        return type(x)(parts)
+    made = copy.copy(x)
+    for f, part in zip(dataclasses.fields(x), parts, strict=True):
+        object.__setattr__(made, f.name, part)
+    return made
+
+
+def default_spec(data: Any) -> Any:
+    """The spec of what PyTorch's default collate makes: tensors are rows, lists of strings have one a sample."""
+    if isinstance(data, torch.Tensor):
+        return "rows"
+    if isinstance(data, (list, tuple)) and data and all(isinstance(e, (str, bytes)) for e in data):
+        return "list"
+    parts = children(data)
+    return "same" if parts is None else tuple(map(default_spec, parts))
+
+
+def alike(data: Any, spec: Any) -> bool:
+    """Whether all ranks' parts of a batch fit together: same kinds, same shapes but for the number of rows."""
+    prints = ctx.world.allgather(_print(data, spec))
+    return all(p == prints[0] for p in prints)
+
+
+def _print(data: Any, spec: Any) -> Any:
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return str(data.dtype), tuple(data.shape[1:]) if spec in ("rows", "array") else tuple(data.shape)
+    if spec == "same" and isinstance(data, (bool, str, bytes)):
+        return data
+    if isinstance(spec, str):
+        return type(data).__name__
+    parts = children(data)
+    return (type(data).__name__, *map(_print, parts, spec)) if parts is not None and len(parts) == len(spec) else None
+
+
+def with_template(data: Any, spec: Any) -> Any:
+    """A batch of which some ranks have no rows: they get empty ones of the first rank's kind."""
+    templates = ctx.world.allgather(_emptied(data, spec) if ctx.rank == 0 else None)
+    return templates[0] if isinstance(data, str) and data == NOTHING else data
+
+
+def _emptied(data: Any, spec: Any) -> Any:
+    if spec in ("rows", "array"):
+        return data[:0]
+    if spec == "list":
+        return type(data)()
+    return data if spec == "same" else _rebuilt(data, list(map(_emptied, children(data) or [], spec)))
+
+
+def to_batch(data: Any, spec: Any, cut: Cut) -> Any:
+    """The global batch from this rank's part of it (or, of a probed one, from all of it)."""
+    if spec == "same":
+        return data
+    if spec == "rows":
+        rows = data.narrow(0, *own(cut.offsets)) if cut.whole else data
+        return Rows(rows, cut.offsets, 0)
+    if spec in ("list", "array"):
+        if cut.whole:
+            return data
+        parts = ctx.world.allgather(data)
+        if spec == "array":
+            return np.concatenate(parts)
+        return type(data)(e for part in parts for e in part)
+    return _rebuilt(data, [to_batch(p, s, cut) for p, s in zip(children(data) or [], spec, strict=True)])
+
+
+def rows_in(batch: Any) -> list[Rows]:
+    """All rows of a batch, in order."""
+    if isinstance(batch, Rows):
+        return [batch]
+    return [rows for part in children(batch) or [] for rows in rows_in(part)]
+
+
+def length(data: Any) -> int:
+    """How many samples a plain batch seems to hold."""
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return len(data) if data.ndim else 1
+    parts = children(data)
+    return length(parts[0]) if parts else 1

@@ -1,0 +1,417 @@
+"""A module's call: on plain local rows where the model treats its rows one by one, on Rows where it does not.
+
+The first call of a module is *traced*: it runs on Rows, whose rules see every operation. If nothing but row-by-row
+work happened, nothing read a value, and no intermediate rows stayed behind (in an attribute, a hook, a list), the
+model would do the same to any rows, so later calls hand it plain local tensors and wrap what comes out: *split*, at no
+cost per operation. Otherwise later calls run on Rows as the first one did, exact but with a little cost per operation,
+while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated.
+
+A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks_of_all
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from oars import debug
+from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
+from oars.adapt.torch.model.trace import Trace, hooks_of_all_modules, kind_of, nests, watching
+from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.size import BatchSize
+from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
+from oars.engine.world import RankLost
+
+_call = nn.Module._wrapped_call_impl
+SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+
+class Verdict:
+    """How a module is called from now on, for one kind of arguments."""
+
+    def __init__(self) -> None:
+        self.way = ROWS
+        self.calls = 0
+        self.changes = -1  # of modules, when it was traced
+        self.new_leaves = False  # it may use weights that nobody knows yet
+        self.draws: list[tuple[int, int]] = []
+        self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
+
+
+class Moving:
+    """The buffers that a module's calls change: in calls of one ``kind``, and in any so far."""
+
+    def __init__(self) -> None:
+        self.number = next(_first_calls)
+        self.kind: Any = None
+        self.buffers: list[torch.Tensor] = []
+        self._known: dict[int, tuple[torch.Tensor, int]] = {}  # all there are, by their ids; their versions at first
+        self._ever: dict[int, torch.Tensor] = {}
+
+    def see(self, kind: Any, buffers: list, versions: list[int], moved: list) -> None:
+        """What moved in a call of another kind than before."""
+        self.kind, self.buffers = kind, moved
+        before = self._known or {id(b): (b, v) for b, v in zip(buffers, versions, strict=True)}
+        self._known = {id(b): before.get(id(b), (b, -1)) for b in buffers}  # -1: in the place of another
+        self._ever = {id(b): b for b in (*self._ever.values(), *moved) if id(b) in self._known}
+
+    def has_moved(self, buffer: torch.Tensor) -> bool:
+        """Whether any call has changed it, if only a later one than the first of its kind, or has put it in the place
+        of another."""
+        return id(buffer) in self._ever or self._known.get(id(buffer), (None, -1))[1] != buffer._version
+
+
+_verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # of ranks together, and apart
+_moving: WeakKeyDictionary[nn.Module, Moving] = WeakKeyDictionary()
+_first_calls = itertools.count()
+_marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
+_draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
+
+
+def forget() -> None:
+    """What was found by tracing: ranks have joined, which have not seen it."""
+    global _first_calls
+    _first_calls = itertools.count()
+    for known in (_verdicts, _moving, _draws):
+        known.clear()
+
+
+def moving_buffers() -> dict[int, tuple[list[torch.Tensor], list[int]]]:
+    """The numbers that models may change by themselves when they are called (running statistics and the like), and
+    which of them have changed here: for each model, by the order of their first calls. One that the script has dropped
+    is gone sooner on some ranks."""
+    found = {}
+    for module, moving in list(_moving.items()):
+        buffers = [b for b in _changeable(module) if b.is_floating_point() or b.is_complex()]
+        found[moving.number] = buffers, [i for i, b in enumerate(buffers) if moving.has_moved(b)]
+    return found
+
+
+def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Replaces ``nn.Module.__call__``."""
+    if ctx.plain:
+        return _call(self, *args, **kwargs)
+    if ctx.busy:
+        return _called(self, args, kwargs)
+    return ctx.perform(_outermost, self, args, kwargs, _draws.get(self, "any"))
+
+
+def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
+    """A call that may be done again: what it changes in the module must not happen twice."""
+    kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # Keras's models are told with each call whether it trains
+    moving = _moving.get(self)
+    every = moving is None or moving.kind != kind
+    buffers = moving.buffers if moving is not None and not every else _changeable(self)
+    before = [b.detach().clone() for b in buffers]
+    versions = [b._version for b in buffers] if every else []
+    counts = {v: v.calls for of in _verdicts.get(self, ()) for v in of.values()}
+    try:
+        out = _called(self, args, kwargs)
+    except (RankLost, Otherwise):
+        _put_back(buffers, before, counts)
+        raise
+    if ctx.again:
+        _put_back(buffers, before, counts)
+    elif every:
+        moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
+                 if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
+        _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
+    return out
+
+
+def _changeable(module: nn.Module) -> list:
+    """Buffers; of a Keras layer also what is not trained, which Keras keeps as parameters: moving averages, seeds."""
+    frozen = [p for p in module.parameters() if not p.requires_grad] if hasattr(module, "_torch_params") else []
+    return [b for b in (*module.buffers(), *frozen) if not is_lazy(b)]
+
+
+def _put_back(buffers: list, before: list, counts: dict) -> None:
+    with torch.no_grad():
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer.data.copy_(old)
+    for verdict, calls in counts.items():
+        verdict.calls = calls
+
+
+def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
+    leaves, spec = tree_flatten((args, kwargs))
+    rows_.take_over_changes(leaves)
+    hooked = bool(self._backward_hooks or self._backward_pre_hooks or hooks_of_all._global_backward_hooks
+                  or hooks_of_all._global_backward_pre_hooks)
+    nested = nests(self, args, kwargs)
+    if hooked or nested or isinstance(self, torch.jit.ScriptModule) or (
+            ctx.apart and any(_joined(leaf) for leaf in leaves)):
+        # C++ code and hooks on gradients know only whole tensors; what was joined while ranks are apart stays so.
+        args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+        with torch._C.DisableTorchFunction() if nested else nullcontext():
+            out = _deeper(_call, self, args, kwargs)
+        return tree_map(_with_true_gradient, out) if hooked else out
+    offsets = _batch(self, leaves)
+    if offsets is None:
+        return _deeper(_call, self, args, kwargs)
+    form = str(spec)
+    if " at 0x" in form:  # a function in it, say, made for this call: its address may be another's, on some ranks
+        form = _ADDRESS.sub("", form)
+    kinds = tuple(kind_of(leaf, offsets) for leaf in leaves)
+    key = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
+    # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
+    of_module = _verdicts.setdefault(self, ({}, {}))[ctx.apart]
+    if len(of_module) > 100:  # numbers among the arguments are part of the key
+        of_module.clear()
+    verdict = of_module.get(key)
+    if verdict is None:
+        verdict = of_module[key] = Verdict()
+    if tiny(offsets):  # fewer rows than ranks: a model that splits gets a stand-in row, any other the whole batch
+        if verdict.way == SPLIT and not ctx.traces:
+            return _split(self, verdict, leaves, spec, offsets)
+        args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+        return _deeper(_eager, self, args, kwargs)
+    verdict.calls += 1
+    # A traced caller must see all that happens inside; a module that was changed may work otherwise.
+    if ctx.traces or verdict.changes != ctx.changes or verdict.calls & (verdict.calls - 1) == 0:
+        if debug.on and not ctx.traces:
+            why = "it was changed" if verdict.changes != ctx.changes else f"this is call {verdict.calls}"
+            debug.say(f"{type(self).__name__} is traced: {why}")
+        return _trace(self, verdict, leaves, spec, offsets)
+    if verdict.way == SPLIT:
+        return _split(self, verdict, leaves, spec, offsets)
+    if verdict.way == ROWS:
+        args, kwargs = tree_unflatten([_as_rows(leaf, offsets) for leaf in leaves], spec)
+    return _deeper(_eager, self, args, kwargs)
+
+
+def _with_true_gradient(x: Any) -> Any:
+    return collectives.Alike.apply(x) if isinstance(x, torch.Tensor) and x.requires_grad and not ctx.plain else x
+
+
+def _joined(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, Rows) and x.requires_grad and ctx.gradients.enter(x)
+
+
+def _batch(module: nn.Module, leaves: list) -> Offsets | None:
+    """How the batch among the arguments is cut; None if there is none to cut."""
+    offsets = None
+    for leaf in leaves:
+        if isinstance(leaf, Rows):
+            if offsets is not None and leaf.offsets != offsets:
+                return None
+            offsets = leaf.offsets
+    if offsets is not None or ctx.depth:
+        return offsets
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and not isinstance(leaf, nn.Parameter):
+            if type(leaf) is torch.Tensor and leaf.is_meta:
+                return None  # asked for shapes alone: so do Keras's layers get their weights
+            if leaf.shape[0] < ctx.size or leaf.is_sparse or next(module.parameters(), None) is None:
+                return None
+            if on_every_rank(leaf.shape[0]):
+                return None
+            return offsets_of(leaf.shape[0])
+    return None
+
+
+def _as_rows(leaf: Any, offsets: Offsets) -> Any:
+    """A plain tensor that spans the batch becomes rows."""
+    if isinstance(leaf, Rows) or not isinstance(leaf, torch.Tensor) or isinstance(leaf, nn.Parameter):
+        return leaf
+    if leaf.dim() and leaf.shape[0] == offsets[-1] and not leaf.is_sparse:
+        if leaf.requires_grad:
+            ctx.gradients.enter(leaf)
+        return Rows(leaf.narrow(0, *own(offsets)), offsets, 0)
+    return leaf
+
+
+def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    ctx.depth += 1
+    try:
+        return call(module, *args, **kwargs)
+    finally:
+        ctx.depth -= 1
+
+
+def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The module's call without torch.compile, which knows nothing of rows."""
+    module = getattr(module, "_orig_mod", module)
+    if module._forward_hooks or module._forward_pre_hooks or hooks_of_all_modules():
+        ctx.note("hooks")  # they are to see the global batch
+    return module._call_impl(*args, **kwargs)
+
+
+def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+    handmade = not any(isinstance(leaf, Rows) for leaf in leaves)
+    if verdict.way == REPLICATED:
+        args, kwargs = tree_unflatten(leaves, spec)
+        return _deeper(_call, module, args, kwargs)
+    inputs = [_as_rows(leaf, offsets) for leaf in leaves]
+    args, kwargs = tree_unflatten(inputs, spec)
+    rows_.see(leaves)
+    trace = Trace(offsets[-1])
+    trace.known.update(map(id, inputs))
+    ctx.traces.append(trace)
+    try:
+        with watching(module, first=len(ctx.traces) == 1):
+            out = _deeper(_eager, module, args, kwargs)
+    finally:
+        ctx.traces.remove(trace)
+    trace.see_streams()
+    verdict.changes, verdict.new_leaves = ctx.changes, trace.new_leaves
+    results, _ = tree_flatten(out)
+    handed = {id(x) for x in (*inputs, *results)}
+    if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
+        trace.events.append("kept rows")
+    verdict.outputs = [_output(x, offsets, trace) for x in results]
+    verdict.draws = [(dim, _rows_per_sample(o, offsets, trace) if dim >= 0 else 0) for dim, o in trace.draws]
+    if verdict.draws and hasattr(module, "_orig_mod") and module.training:
+        ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
+                          "so that it drops what one process would")
+        trace.events.append("random")
+    # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
+    if not ctx.apart and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
+        trace.events.append("elsewhere")
+    gathers = [e for e in trace.events if e.startswith("gather")]
+    if not trace.events:
+        verdict.way = SPLIT
+    elif handmade and gathers:
+        verdict.way = REPLICATED
+        ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
+                          f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
+    else:
+        verdict.way = ROWS
+    if debug.on:
+        why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "its rows do not meet"
+        debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
+    _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
+    return out
+
+
+def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:
+    k = found[-1] // base[-1] if base[-1] else 0
+    if scaled(base, k) != found:
+        trace.events.append("ragged")
+    return k
+
+
+def _output(x: Any, offsets: Offsets, trace: Trace) -> tuple[int, int] | None:
+    if isinstance(x, Rows):
+        return x.dim_, _rows_per_sample(x.offsets, offsets, trace)
+    if isinstance(x, BatchSize) or (isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter)):
+        trace.events.append("plain result")
+    return None
+
+
+def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+    lo, n = own(offsets)
+    local = []
+    for leaf in leaves:
+        if isinstance(leaf, Rows):
+            leaf = _stand_in(leaf.local, leaf.dim_) if n == 0 else leaf.local
+        elif isinstance(leaf, torch.Tensor):
+            leaf = _as_rows(leaf, offsets)
+            leaf = leaf.local if isinstance(leaf, Rows) else leaf
+        local.append(leaf)
+    args, kwargs = tree_unflatten(local, spec)
+    split = ctx.split = Split(offsets, verdict.draws, n == 0)
+    ctx.plain = True
+    try:
+        out = _call(module, *args, **kwargs)
+        results, out_spec = tree_flatten(out)
+        if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws):
+            raise Otherwise
+    except Otherwise:
+        verdict.changes = -1
+        raise
+    finally:
+        ctx.split, ctx.plain = None, False
+    if verdict.new_leaves and torch.is_grad_enabled():
+        ctx.gradients.leaves(results, local)
+    for i, how in enumerate(verdict.outputs):
+        if how is not None:
+            dim, k = how
+            part = results[i].narrow(dim, 0, 0) if n == 0 else results[i]
+            results[i] = Rows(part, scaled(offsets, k), dim)
+    return tree_unflatten(results, out_spec)
+
+
+def _stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
+    """One row of zeros for a rank without rows: models need not know how to treat none."""
+    shape = list(local.shape)
+    shape[dim] = 1
+    return local.new_zeros(shape) + local.sum() * 0 if local.requires_grad else local.new_zeros(shape)
+
+
+_compile = torch.compile
+
+
+def compile_(model: Any = None, **kwargs: Any) -> Any:
+    """Replaces ``torch.compile``: a module's compiled code runs in split calls; a function of rows runs uncompiled."""
+    if model is None:
+        return lambda f: compile_(f, **kwargs)
+    compiled = _compile(model, **kwargs)
+    if isinstance(model, (nn.Module, type)):
+        return compiled
+
+    @functools.wraps(model)
+    def call(*args: Any, **named: Any) -> Any:
+        if ctx.plain:
+            return compiled(*args, **named)
+        ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the "
+                          "global batch (compile the module instead, it then runs compiled on own rows)")
+        return model(*args, **named)
+
+    return call
+
+
+_setattr = nn.Module.__setattr__
+_PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
+
+
+def setattr_(self: nn.Module, name: str, value: Any) -> None:
+    """Replaces ``nn.Module.__setattr__``: a switch that is thrown may change how the module treats its rows."""
+    if isinstance(value, torch.Tensor):
+        if isinstance(value, Rows) and not isinstance(self.__dict__.get(name), Rows):
+            ctx.changes += not (ctx.depth or ctx.plain)
+        if value.requires_grad and not isinstance(value, (nn.Parameter, Rows)):
+            ctx.gradients.enter(value)  # a leaf that is no parameter, used in split calls unseen
+    elif isinstance(value, (BatchSize, torch.Size)) and ctx.traces:
+        ctx.note("size")
+    else:
+        old = self.__dict__.get(name, self)
+        if old is not value and not (type(old) is type(value) and isinstance(value, _PLAIN_VALUES) and old == value):
+            if name == "training":
+                ctx.mode ^= _mark(self)
+            if ctx.depth or ctx.plain:
+                ctx.note("changes itself")
+            elif name != "training":
+                ctx.changes += 1
+    _setattr(self, name, value)
+
+
+def _mark(module: nn.Module) -> int:
+    """A module's bit in ``ctx.mode``: after ``eval()`` and ``train()`` what was found before is found again."""
+    if module not in _marks:
+        _marks[module] = 1 << ctx.marked
+        ctx.marked += 1
+    return _marks[module]
+
+
+def register_hook(register: Any) -> Any:
+    """Around ``nn.Module``'s ``register_*_hook``: a module with other hooks is traced again."""
+    @functools.wraps(register)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        ctx.changes += 1
+        return register(*args, **kwargs)
+
+    return call

@@ -1,0 +1,117 @@
+"""What is looked at while a module's call is traced, and what tells one kind of call from another."""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks_of_all
+
+from oars.adapt.python import random
+from oars.adapt.python.patching import replaced
+from oars.adapt.torch.batches.collate import generators, positions
+from oars.adapt.torch.context import Offsets, ctx
+from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.size import BatchSize
+from oars.adapt.torch.rows.tensor import Rows
+
+_VALUES = (bool, str, int, float)
+
+
+class Trace:
+    """What happened in a call that is being watched."""
+
+    def __init__(self, rows: int) -> None:
+        self.events: list[str] = []
+        self.made: list[Any] = []  # weak references to all rows made
+        self.known: set[int] = set()  # the rows given and made, by their ids
+        self.rows = rows  # of the batch
+        self.new_leaves = False  # weights were used that are no parameters, and were not known
+        self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
+        self.streams = random.fingerprint()
+
+    def see_streams(self) -> None:
+        """Note draws from the common streams that no rule made: what is decided by them may differ next time."""
+        now = random.fingerprint()
+        if now != self.streams:
+            self.events.append("random")
+            self.streams = now
+
+
+class _Output:
+    """Standard output while a model is traced: what it prints of its batch must be of the whole one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        ctx.note("prints")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def watching(module: nn.Module, first: bool) -> Iterator[None]:
+    """While ``module`` is called on rows; ``first`` if no call around it is being traced."""
+    own = _generators(module)
+    before = positions(own)
+    with _outermost() if first else nullcontext():
+        yield
+    if positions(own) != before:
+        ctx.note("random")
+
+
+@contextmanager
+def _outermost() -> Iterator[None]:
+    logarithms = {name: _of_float(getattr(math, name)) for name in ("log", "log2", "log10")}  # they read the digits
+    with replaced(math, **logarithms), rows_.Sized(), redirect_stdout(_Output(sys.stdout)):  # type: ignore[type-var]
+        yield
+
+
+def _of_float(function: Any) -> Any:
+    return lambda x, *base: function(float(x) if isinstance(x, BatchSize) else x, *base)
+
+
+def _generators(module: nn.Module) -> list:
+    """The script's own random generators that a module may draw from. The common streams are looked at anyway."""
+    written = [c for c in type(module).__mro__ if not c.__module__.startswith(("torch.", "builtins"))]
+    parts = [*vars(module).values(), *(f for c in written for f in vars(c).values())]
+    return [g for part in parts for g in generators(part)]
+
+
+def kind_of(leaf: Any, offsets: Offsets) -> Any:
+    """What tells one argument from another: calls with arguments of other kinds are traced by themselves."""
+    if isinstance(leaf, Rows):
+        return (leaf.dim_, leaf.local.dim())
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
+    if leaf is None or isinstance(leaf, (*_VALUES, enum.Enum, torch.dtype)):
+        return leaf
+    if isinstance(leaf, np.generic):
+        return leaf.item()
+    code = getattr(getattr(leaf, "__func__", leaf), "__code__", None)
+    settings = getattr(leaf, "__dict__", None) or {}
+    return code or (type(leaf), *((k, v) for k, v in settings.items() if isinstance(v, _VALUES)))
+
+
+def nests(module: nn.Module, args: tuple, kwargs: dict) -> bool:
+    """PyTorch's encoder may leave padding out when it is evaluated, and give zeros for it, if all rows of the batch
+    are padded at their ends. Not under a script's own function mode (a default device)."""
+    return (isinstance(module, nn.TransformerEncoder) and not module.training and bool(module.use_nested_tensor)
+            and (args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None
+            and torch._C._len_torch_function_stack() == rows_.Sized.on
+            and not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())))
+
+
+def hooks_of_all_modules() -> bool:
+    """Whether hooks of all modules are to see the global batch."""
+    return bool(hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks)

@@ -1,0 +1,105 @@
+"""``oars grow``: ask a run that is going for more ranks, and wait until it has them.
+
+The request is a file in the run folder; the run's own ranks do the rest (``adapt/torch/replay/join.py``), for MPI lets
+nobody in who was not started by one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from oars.adapt.replay.tape import FOLDER, GROW, GROWING, GROWN
+from oars.plan import Plan
+from oars.runfolder import UsageError, find_folder
+from oars.supervisor.screen import complain
+from oars.supervisor.snapshot_requests import take_lock
+
+LOOK_EVERY = 0.05  # seconds
+
+
+def grow(run: str, ranks: str) -> int:
+    """Let ``ranks`` (``+2``, or ``6`` in all) join a run; the exit code."""
+    folder = find_folder(run, "run.json")
+    plan = Plan.read(folder)
+    number = ranks.removeprefix("+")
+    in_all = number if ranks == number else str(plan.ranks + int(number))
+    if not _goes_on(folder):
+        raise UsageError(f"{folder.name} is not going: oars resume {folder.name} -n {in_all} goes on from its "
+                         "snapshot, if it has one")
+    if why := unable(plan):
+        raise UsageError(f"{folder.name} cannot grow while it goes ({why}): stop it with SIGTERM, then "
+                         f"oars resume {folder.name} -n {in_all}")
+    if (folder / GROW).exists() or (folder / GROWING).exists():
+        raise UsageError(f"{folder.name} is growing already: wait until it has")
+    (folder / GROWN).unlink(missing_ok=True)
+    part = folder / f".{GROW}.part"
+    part.write_text(json.dumps({"more": int(number)} if ranks != number else {"total": int(number)}))
+    os.replace(part, folder / GROW)
+    try:
+        told = _answer(folder)
+    except KeyboardInterrupt:
+        return _take_back(folder)
+    if told is None:
+        complain(f"{folder.name} ended before it had grown")
+        return 1
+    if "failed" in told:
+        complain(f"{folder.name} did not grow: {told['failed']}")
+        return 1
+    print(f"{folder.name} runs on {told['ranks']} ranks from step {told['step'] + 1} on")
+    return 0
+
+
+def unable(plan: Plan) -> str:
+    """Why a run with this plan cannot grow, or ``""``."""
+    if plan.ranks == 1:
+        return "it has one rank, which does not use MPI"
+    if plan.gpus and not plan.share_gpus:
+        return "its ranks talk by NCCL"
+    if not plan.survives:
+        return "its MPI has no ULFM"
+    if plan.sync != "allreduce":
+        return f"--sync {plan.sync}: its ranks have different weights"
+    if plan.snapshot is None:
+        return "--snapshot off"
+    if plan.batch == "keep":
+        return "--batch keep: its batch grows with the ranks"
+    return ""
+
+
+def _goes_on(folder: Path) -> bool:
+    try:
+        os.close(take_lock(folder))
+        return False
+    except UsageError:
+        return True
+
+
+def _answer(folder: Path) -> dict[str, Any] | None:
+    """What the run says in the end; None if it ends without a word."""
+    said = False
+    since = time.monotonic()
+    while True:
+        going = _goes_on(folder)
+        try:
+            return json.loads((folder / GROWN).read_text())
+        except (OSError, ValueError):
+            pass
+        if not going:
+            return None
+        if not said and time.monotonic() - since > 5 and not (folder / FOLDER).is_dir():
+            said = True
+            complain(f"{folder.name} has made no optimizer step yet: it can grow after the first")
+        time.sleep(LOOK_EVERY)
+
+
+def _take_back(folder: Path) -> int:
+    try:
+        os.unlink(folder / GROW)
+        complain("the request is taken back")
+    except OSError:
+        complain(f"too late to take it back: {folder.name} is growing")
+    return 130

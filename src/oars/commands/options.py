@@ -1,0 +1,120 @@
+"""The options of ``oars run`` and ``oars submit``, and what they mean in a run's plan."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from oars.arguments import Parser, count_of, number
+from oars.runfolder import UsageError
+
+
+def add_options(verb: Parser) -> list[argparse.Action]:
+    """How a script is run, here or in a scheduler's job."""
+    add = verb.add_argument
+    return [
+        add("--batch", choices=("split", "keep"), default="split",
+            help="split: cut the script's batch over the ranks, same training (default); "
+            "keep: every rank gets a whole batch, so the global batch is N times as large"),
+        add("--scale-lr", choices=("linear", "sqrt"),
+            help="with --batch keep: multiply learning rates by N, or by its square root"),
+        add("--local-batchnorm", action="store_true",
+            help="BatchNorm uses the statistics of each rank's own rows (the default with --batch keep)"),
+        add("--sync", choices=("allreduce", "server", "gossip", "local"), default="allreduce",
+            help="allreduce: average gradients at every step, same training (default); local: ranks train separately "
+            "and average their weights every K steps; gossip: each rank averages with one partner after every step, "
+            "without waiting; server: some ranks hold the weights, the others push gradients to them"),
+        add("--servers", type=count_of("ranks"), metavar="K", help="with --sync server: the number of server ranks "
+            "(default: 1)"),
+        add("--staleness", type=number, metavar="S", help="with --sync server: the fastest worker is at most S steps "
+            "ahead of the slowest (default: 0, all wait for each step)"),
+        add("--backup", type=number, metavar="B", help="with --staleness 0: do not wait for the slowest B gradients of "
+            "a step, and leave them out"),
+        add("--placement", choices=("round-robin", "balanced"),
+            help="with --sync server: how tensors are distributed over servers (default: balanced, by size)"),
+        add("--rotate", action="store_true", help="with --sync gossip: reshuffle the order of partners periodically"),
+        add("--every", type=steps_or_auto, metavar="K", help="with --sync local: average every K steps (default: 8); "
+            "auto: choose K so that averaging takes less than a twentieth of the time"),
+        add("--outer", choices=("sgd", "nesterov"),
+            help="with --sync local: continue from the mean (sgd, the default), or take a Nesterov step along the mean "
+            "change"),
+        add("--warmup", type=count_of("steps"), metavar="STEPS",
+            help="with --sync local: average gradients, as allreduce does, for the first steps"),
+        add("--wire", default="fp32", metavar="KIND",
+            help="how numbers are encoded between ranks: fp32 (default), bf16, fp16, int8, topk:0.01, powersgd:4"),
+        add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
+        add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
+        add("--report-bindings", action="store_true", help="print at the start the host, cores and GPU of each rank"),
+        add("--stage-env", action="store_true", help="copy the Python environment and the script's folder to each "
+            "host's local disk, and start the ranks from there"),
+        add("--launcher", choices=("mpirun", "srun", "aprun"), default="mpirun",
+            help="the command that starts the ranks (default: mpirun; with the others a dead rank ends the run)"),
+        add("--stall", type=seconds, default=60.0, metavar="SECONDS",
+            help="after this time of waiting, report which rank the others wait for (default: 60; 0: never)"),
+        add("--on-stall", choices=("report", "drop", "abort"),
+            help="then only report it, drop that rank, or stop the run (default: report, and drop the rank after five "
+            "more such periods if it shows no sign of life)"),
+        add("--per-node", type=count_of("ranks"), metavar="K", help="K ranks on every host"),
+        add_snapshot(verb),
+    ]
+
+
+def add_snapshot(verb: Parser) -> argparse.Action:
+    """How often a run takes snapshots."""
+    return verb.add_argument(
+        "--snapshot", metavar="PERIOD", help="take a snapshot every 30s, 10m, 2h or 100steps; off: never "
+        "(default: on SIGUSR1, before SIGTERM ends the run, before a scheduler's time limit)")
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as entries of the plan, for the adapters."""
+    from oars.commands.planning import snapshot_plan
+    from oars.commands.sync import sync_plan
+
+    if args.scale_lr and args.batch != "keep":
+        raise UsageError("--scale-lr is for the larger batch of --batch keep; with --batch split the batch, and so "
+                         "the learning rate, stay the script's own")
+    if args.tf1 and (args.sync, args.wire) != ("allreduce", "fp32"):
+        raise UsageError("--sync and --wire are not for --tf1: leave them out")
+    together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot,
+                         args.servers, args.staleness, args.backup, args.placement)
+    return {
+        **together,
+        "batch": args.batch,
+        "scale_lr": args.scale_lr,
+        "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",
+        "share_gpus": args.share_gpus,
+        "bind": args.report_bindings,
+        "launcher": args.launcher,
+        "stage_env": args.stage_env,
+        "tf1": args.tf1,
+        "snapshot": snapshot_plan("off" if args.sync != "allreduce" else args.snapshot),
+        "stall": args.stall,
+        "on_stall": args.on_stall,
+    }
+
+
+def words(args: argparse.Namespace) -> list[str]:
+    """The options of ``oars run`` that were given to ``oars submit``."""
+    said: list[str] = []
+    for action in add_options(Parser()):
+        value = getattr(args, action.dest)
+        if value != action.default:
+            said += [action.option_strings[0], *([] if value is True else [str(value)])]
+    return said
+
+
+def steps_or_auto(text: str) -> int | str:
+    """The type of a number of steps that may be left to the run."""
+    return text if text == "auto" else count_of("steps")(text)
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that is a time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: 0 or more")
+    return value

@@ -1,0 +1,94 @@
+"""``oars resume``: go on with a run from its newest good snapshot, in the same folder, on the same or other ranks.
+
+The script runs from its beginning, but what it did before the snapshot is played, not done (``adapt/replay/tape.py``);
+nothing in the folder is changed before the snapshot's place is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from oars.adapt.replay.snapshot_file import newest, read
+from oars.adapt.replay.tape import FOLDER, read_tape
+from oars.cluster.place import Where
+from oars.cluster.place import find as find_place
+from oars.commands.planning import make_plan, snapshot_plan
+from oars.commands.run import add_mpi, finish, start
+from oars.hosts.kill_all import sweep
+from oars.plan import Period, Plan
+from oars.runfolder import UsageError, find_folder
+from oars.supervisor.screen import complain
+from oars.supervisor.snapshot_requests import take_lock
+from oars.supervisor.supervise import Supervisor, clear_marks
+
+KEPT = ("seed", "batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "bind", "launcher",
+        "stage_env", "wire")  # of the old plan
+
+
+def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:
+    """Resume a run and return its exit code."""
+    folder = find_folder(run, "run.json")
+    old = Plan.read(folder)
+    lock = take_lock(folder)  # refuses a run that is going
+    check_sides(folder)
+    if not (folder / FOLDER).is_dir():
+        raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
+    path, refused = newest(folder, lambda header: check(folder, header))
+    for line in refused:
+        complain(line)
+    if path is None:
+        raise UsageError(f"{folder} holds no usable snapshot")
+    folder = folder.resolve()
+    try:
+        os.chdir(old.cwd)
+    except OSError as error:
+        raise UsageError(f"the run was started in {old.cwd}, where nobody can go now ({error.strerror})") from None
+    plan = make_plan(old.script, old.args, old.module, ranks or old.ranks, find_place(where), where.per_node,
+                     **changed(old, period, path.name))
+    plan.started = old.started
+    if plan.batch == "keep" and plan.ranks != old.ranks:
+        raise UsageError(f"with --batch keep the batch grows with the ranks: resume with -n {old.ranks}")
+    if plan.ranks > 1:
+        add_mpi(plan)
+    folder = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+    return go_on(folder, plan, quiet, lock)
+
+
+def check_sides(folder: Path) -> None:
+    """Refuse a run that another host goes on with, since a link was cut (``oars.hosts.lookout``)."""
+    for path in folder.glob("side-*"):
+        if (host := path.read_text()) != socket.gethostname():
+            raise UsageError(f"{folder.name} goes on on {host}, which was cut off from the command's host: wait for "
+                             f"it, or end it there and remove {path}")
+
+
+def check(folder: Path, header: dict[str, Any]) -> None:
+    """Whether the part of the tape that belongs to a snapshot is good; Damaged if not."""
+    read_tape(folder, header["tape"])
+
+
+def changed(old: Plan, period: str | None, snapshot: str) -> dict[str, Any]:
+    """The options of the new plan: the old ones, but for when the next snapshots are due."""
+    again = snapshot_plan(period)
+    if period is None and again is not None:
+        before: Period = {**(old.snapshot or {})}
+        before.pop("end", None)
+        again = {**before, **again}
+    kept = {name: getattr(old, name) for name in KEPT}
+    return {**kept, "snapshot": again or {}, "resume": snapshot}
+
+
+def go_on(folder: Path, plan: Plan, quiet: bool, lock: int) -> int:
+    """Clear away what a run that was killed has left, and run."""
+    sweep(folder.resolve())
+    clear_marks(folder)
+    for name in os.listdir(folder):
+        if name.startswith("error-") or name == "summary.json":
+            os.unlink(folder / name)
+    step = read(folder / FOLDER / plan.resume)[0]["step"]
+    supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
+    supervisor.screen.say(f"going on from the snapshot of step {step}")
+    return finish(folder, plan, supervisor, start(folder, plan, supervisor))

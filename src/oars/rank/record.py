@@ -1,0 +1,269 @@
+"""What a run leaves behind: ``metrics.jsonl``, ``events.jsonl`` and ``summary.json`` in the run folder.
+
+Every rank has a Record; only the voice's writes, but for each rank's own ``times-<rank>.jsonl`` (see times.py).
+Adapters call it, watchers read the files. ``step`` is on the training loop's path, so it only appends to a list; the
+lines are formatted and written a few times a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from time import time as clock  # as it is now: scripts are given another one later
+from typing import Any
+
+from oars.rank.times import Times
+
+FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed run may lose
+
+
+class Record:
+    """Collects steps, notices and gathers, and writes them for the voice."""
+
+    def __init__(self, folder: Path, voice: bool, world: Any = None) -> None:
+        self.folder = folder
+        self.voice = voice
+        self.steps = 0
+        self.samples = 0
+        self.losses = 0  # ranks that died
+        self.joined = 0  # ranks that came later
+        self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
+        self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
+        self.taken = False  # KeyboardInterrupt was raised for it
+        self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
+        self.at_end: Callable[[], None] = lambda: None  # set by an adapter that has to meet the other ranks then
+        self.played = False  # what the script does now it has done before: nothing is written
+        self.weights: Callable[[], int] = int  # bytes that optimizers change: what several ranks would exchange
+        self.times = Times(folder, world)
+        self._world = world
+        self._said: set[str] = set()
+        self._pid = os.getpid()
+        self._pending: list[tuple[int, Any, int, float, float, Any, Any]] = []
+        self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
+        self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
+        self._loss_at: float | None = None  # when a rank was lost, until the next step is done
+        self._flush_at = 0.0
+        self._full = False  # the disk
+        self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
+        self._resumed_at = self._resumed_steps = 0  # samples, and steps
+        self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
+        self._last_step = (0.0, 0.0)
+        self._first_talk = (0, 0)  # collectives and bytes, up to the end of the first step
+
+    def step(self, loss: Any, samples: int, lr: Any = None, norm: Any = None) -> None:
+        """One optimizer step was done: its global loss (a number, a tensor or None), how many samples went in; where
+        they are known, its learning rate (or a list of them) and the norm of its gradients."""
+        if self.played:
+            return
+        self.steps += 1
+        self.samples += samples
+        if loss is not None and not isinstance(loss, float):
+            loss = _frozen(loss)
+        now = clock()
+        exchange = self._world.seconds if self._world is not None else 0.0
+        if self._first_step is None:
+            self._first_step = (now, exchange, samples)
+            self._first_talk = self._talk()
+        self._last_step = (now, exchange)
+        self.times.stepped(self.steps)
+        if self._loss_at is not None:
+            self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
+            self._loss_at = None
+        if not self.voice:
+            self._recent.append((self.steps, loss, samples, now, exchange, lr, norm))
+            return
+        self._pending.append((self.steps, loss, samples, now, exchange, lr, norm))
+        if now >= self._flush_at:
+            self.flush()
+
+    def lost(self, ranks: list[int], hosts: list[str], phase: str, left: int) -> None:
+        """Ranks died and the others go on: the step under way is done again."""
+        self.losses += len(ranks)
+        if self._loss_at is None:
+            self._loss_at = clock()
+        self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1)
+
+    def grown(self, new: int, ranks: int, seconds: float) -> None:
+        """``new`` ranks have joined, so that there are ``ranks``; training stood still for ``seconds``."""
+        self.joined += new
+        self.event("grown", step=self.steps, ranks_before=ranks - new, ranks=ranks, seconds=round(seconds, 6))
+
+    def counts(self) -> dict[str, Any]:
+        """What a rank that joins has not seen."""
+        return {"losses": self.losses, "joined": self.joined, "said": sorted(self._said)}
+
+    def go_on_from(self, counts: dict[str, Any]) -> None:
+        """This rank joins others that have counted so far."""
+        self.losses, self.joined = counts["losses"], counts["joined"]
+        self._said.update(counts["said"])
+
+    def lost_step(self, samples: int, reason: str) -> None:
+        """A step could not be done again after a loss."""
+        self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
+        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is passed over: {reason}")
+
+    def become_voice(self) -> None:
+        """The voice died: go on writing where it stopped, steps it had not written yet included."""
+        self.voice = True
+        path = self.folder / "metrics.jsonl"
+        last = 0
+        if path.exists():
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.truncate(path, whole)
+            lines = data[:whole].splitlines()
+            last = json.loads(lines[-1])["step"] if lines else 0
+        self._pending = [step for step in self._recent if step[0] > last]
+        self._recent.clear()
+        self.flush()
+        events = self.folder / "events.jsonl"
+        told = events.read_text().splitlines() if events.exists() else []
+        lost = [event for event in map(json.loads, (s for s in told if s.endswith("}"))) if event["event"] == "lost"]
+        known = {rank for event in lost for rank in event["ranks"]}
+        self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
+
+    def notice(self, text: str) -> None:
+        """Tell the user one line, once per distinct text."""
+        if text not in self._said:
+            self._said.add(text)
+            if self.played:
+                return
+            self.event("notice", text=text)
+            print(f"oars: {text}", file=sys.__stderr__, flush=True)  # every rank has its own; the voice's is shown
+
+    def gather(self, site: str, seconds: float, nbytes: int) -> None:
+        """Rows were gathered at ``site`` (``file:line operation``)."""
+        entry = self.gathers.setdefault(site, [0, 0.0, 0])
+        entry[0] += 1
+        entry[1] += seconds
+        entry[2] += nbytes
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one line to ``events.jsonl``."""
+        line = json.dumps({"time": clock(), "event": kind, **fields}) + "\n"
+        if self.voice:
+            self._write_events([line])
+        elif kind == "lost":
+            self._losses.append((fields["ranks"], line))
+
+    def _write_events(self, lines: list[str]) -> None:
+        self._append("events.jsonl", "".join(lines))
+
+    def _append(self, name: str, text: str) -> None:
+        """Add to a file of the run folder. A full disk costs these lines, not the training."""
+        try:
+            fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(fd, text.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if not self._full:
+                self._full = True
+                self.notice(f"cannot write {self.folder / name}: {error.strerror}; the training goes on without it")
+
+    def raise_interrupt(self) -> None:
+        """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
+        self.interrupted, self.taken = False, True
+        mark = self.folder / f"interrupted-{self._world.origin if self._world is not None else 0}"
+        mark.touch()
+        raise KeyboardInterrupt
+
+    def resume(self, steps: int, samples: int) -> None:
+        """Go on after this many steps; what ``metrics.jsonl`` tells of later ones is cut."""
+        self.played, self.steps, self.samples = False, steps, samples
+        self._resumed_at, self._resumed_steps = samples, steps
+        path, part = self.folder / "metrics.jsonl", self.folder / ".metrics.jsonl.part"
+        if self.voice and path.exists():
+            with open(path) as old, open(part, "w") as new:
+                new.writelines(line for line in old if line.endswith("}\n") and json.loads(line)["step"] <= steps)
+            os.replace(part, path)
+
+    def flush(self) -> None:
+        """Write the steps collected so far."""
+        pending, self._pending = self._pending, []
+        self._flush_at = clock() + FLUSH_EVERY
+        if not pending or os.getpid() != self._pid:
+            return
+        lines = []
+        known, rates = None, ""  # the learning rate seldom changes
+        for step, loss, samples, now, exchange, lr, norm in pending:
+            rate: float | None = None
+            share: float | None = None
+            if self._last is not None and now > self._last[0]:
+                seconds = now - self._last[0]
+                rate, share = samples / seconds, (exchange - self._last[1]) / seconds
+            self._last = (now, exchange)
+            if lr != known:
+                known, rates = lr, json.dumps(lr)
+            lines.append(
+                f'{{"step": {step}, "loss": {_number(loss)}, "samples_per_s": {_number(rate, ".6g")}, '
+                f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}'
+                + ("" if lr is None else f', "lr": {rates}')
+                + ("" if norm is None else f', "grad_norm": {_number(norm)}')
+                + "}\n"
+            )
+        self._append("metrics.jsonl", "".join(lines))
+
+    def _talk(self) -> tuple[int, int]:
+        world = self._world
+        return (world.meetings, world.exchanged) if world is not None else (0, 0)
+
+    def close(self) -> None:
+        """Write what the closing line needs."""
+        self.times.write()
+        if not self.voice or os.getpid() != self._pid:
+            return
+        self.flush()
+        seconds = exchange = rate = None
+        if self._first_step is not None and self._last_step[0] > self._first_step[0]:
+            seconds = self._last_step[0] - self._first_step[0]
+            exchange = self._last_step[1] - self._first_step[1]
+            counted = self.samples - self._resumed_at - self._first_step[2]  # the first step's time is not known
+            rate = counted / seconds
+        talk = [b - a for a, b in zip(self._first_talk, self._talk(), strict=True)]
+        more = max(1, self.steps - self._resumed_steps - 1)
+        summary = {
+            "ranks": self._world.size if self._world is not None else 1,
+            "losses": self.losses,
+            "joined": self.joined,
+            "steps": self.steps,
+            "samples": self.samples,
+            "seconds": seconds,
+            "samples_per_s": rate,
+            "exchange_seconds": exchange,
+            "exchange_bytes": round(talk[1] / more) or self.weights() or None,  # a step
+            "meetings": round(talk[0] / more, 2),
+            "sent_bytes": self._world.sent if self._world is not None else 0,
+            "gathers": [
+                {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}
+                for site, (times, spent, nbytes) in self.gathers.items()
+            ],
+        }
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self._append("summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def _frozen(loss: Any) -> Any:
+    """A loss that later in-place changes cannot reach; a device's tensor stays there, so that nothing waits for it."""
+    device = getattr(loss, "device", None)
+    if device is not None and getattr(device, "type", "cpu") != "cpu":
+        return loss.detach().clone()
+    return loss.item() if hasattr(loss, "item") else loss
+
+
+def _number(value: Any, spec: str = "") -> str:
+    """JSON, with every digit of a loss (NaN and Infinity as Python's json reads them)."""
+    if value is None:
+        return "null"
+    value = float(value)
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return format(value, spec) if spec else repr(value)

@@ -1,1 +1,0 @@
-"""A command line becomes N live ranks: plan, launch, supervise, exit codes."""

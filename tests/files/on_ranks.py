@@ -1,0 +1,101 @@
+"""A script under plain Python and on ranks that are plain processes (no MPI is needed): the same lines, the same files."""
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from running import environment
+
+# What the launcher does, and a barrier by files so that ranks meet where a case wants them to.
+DRIVER = """
+import os, runpy, sys, time
+from pathlib import Path
+rank, ranks, shared, script = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+import builtins
+def lag(who, seconds=0.25):
+    # `who` comes later than the others
+    if rank >= 0 and (rank == 0) == (who == "voice"):
+        time.sleep(seconds)
+builtins.lag = lag
+sys.argv = [script]
+sys.path[0] = os.path.dirname(script)
+if "UID_IN_TEST" in os.environ:
+    import pkgutil, oars.adapt.files  # while we may still read them
+    os.setuid(int(os.environ["UID_IN_TEST"]))
+if rank >= 0:
+    if "numpy" in Path(script).read_text():
+        import numpy  # ranks have it from the start: it has caught the true open()
+    from oars.adapt import files
+    files.install(rank, rank == 0, shared)
+    if "torch" in Path(script).read_text():
+        import torch
+        files.patch_torch(torch)
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def start(rank: int, ranks: int, folder: Path, script: Path, shared: Path, **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", DRIVER, str(rank), str(ranks), str(shared), str(script)]
+    environ = environment(**{"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "agg", **env})
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Every path below ``folder`` with its kind and contents."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[name] = "folder"
+        else:
+            found[name] = (path.read_bytes(), path.stat().st_mode & 0o777)
+    return found
+
+
+def prepare(folder: Path) -> None:
+    """The files that are there before the run."""
+    (folder / "old" / "deep").mkdir(parents=True)
+    (folder / "empty").mkdir()
+    (folder / "old.txt").write_text("one\ntwo\n")
+    (folder / "old" / "a.txt").write_text("a")
+    (folder / "old" / "deep" / "b.txt").write_text("b")
+    (folder / "link").symlink_to("old")
+    (folder / "link.txt").symlink_to("old.txt")
+
+
+def compare(
+    tmp_path: Path, body: str, ranks: int = 3, only: str = "", prepared: Callable[[Path], None] | None = None, **env: str
+) -> None:
+    """Run ``body`` under plain Python and on ``ranks`` ranks; compare output and trees (but not what is below ``only``)."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(body))
+    plain, run = tmp_path / "plain" / "w", tmp_path / "run" / "w"
+    prepare(plain)
+    prepare(run)
+    if prepared:
+        prepared(plain)
+        prepared(run)
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    env = {"TMPDIR": str(tmp_path / "temporary"), **env}
+    one = start(-1, 1, plain, script, tmp_path, **env)
+    started = [start(rank, ranks, run, script, tmp_path / "shared", **env) for rank in range(ranks)]
+    expected, errors = one.communicate(timeout=60)
+    assert one.returncode == 0, errors
+    for rank, process in enumerate(started):
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, f"rank {rank}: {errors}"
+        assert output.replace("/run/w", "/plain/w") == expected, f"rank {rank}"
+    real, wanted = tree(run), tree(plain)
+    if only:
+        real, wanted = ({k: v for k, v in t.items() if not k.startswith(only)} for t in (real, wanted))
+    assert real == wanted
+    assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("oars-")]

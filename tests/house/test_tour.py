@@ -1,0 +1,36 @@
+"""``docs/tour.md`` leads through functions that exist, in files that exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+TOUR = (TOP / "docs" / "tour.md").read_text()
+STOPS = re.findall(r"^\*\*(\d+)\. `(oars[\w.]+)`\*\* \(`(src/[\w/]+\.py)`\)", TOUR, re.MULTILINE)
+
+
+def test_the_tour_has_at_most_twelve_stops():
+    assert [int(number) for number, _, _ in STOPS] == list(range(1, len(STOPS) + 1))
+    assert 6 <= len(STOPS) <= 12
+
+
+def test_every_stop_is_a_function_in_the_file_it_names():
+    for _, name, file in STOPS:
+        module = file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        found = importlib.import_module(module)
+        assert name.startswith(f"{module}."), name
+        for part in name.removeprefix(f"{module}.").split("."):
+            found = getattr(found, part)
+        assert callable(found), name
+
+
+def test_every_file_named_exists():
+    for path in re.findall(r"`([\w/]+/[\w{},]+\.py)`", TOUR):
+        names = re.sub(r"\{(.*)\}", lambda m: "{}", path)
+        parts = re.search(r"\{(.*)\}", path)
+        for each in parts[1].split(",") if parts else [""]:
+            file = names.replace("{}", each)
+            roots = (TOP, TOP / "src" / "oars", TOP / "src" / "oars" / "adapt" / "torch")
+            assert any((root / file).exists() for root in roots), path
