@@ -54,7 +54,7 @@ class Meet:
         self.inside = 0  # in a call that runs on own rows, or one that is whole: nothing in it is cut
         self.split: Any = None  # ... and the share of it, if it is one on own rows
         self.calls = 0  # on own rows, so far
-        self.apart = False  # in a step of training that asks nobody (--sync local)
+        self.separate = False  # in a step of training that asks nobody (--sync local)
         self.unite: Callable[[], None] = lambda: None  # what such steps have left is averaged before all else
         self.partial = False  # some of these give gradients that are not yet the mean over ranks
         self.leads = False  # no other adapter recovers from losses

@@ -65,7 +65,7 @@ def join(world: World, port: str) -> bool:
     """For every new rank: become part of the world that lets us in at ``port``."""
     if not _meet(world, lambda: world.comm.Connect(port), high=True):
         return False
-    world.apart = False
+    world.waits_to_join = False
     return True
 
 

@@ -57,7 +57,7 @@ class World:
         self.node_of: dict[int, int] = {}  # every rank there was -> the first rank of its node
         self.hosts: dict[int, str] = {}
         self.members: list[int] = []  # the living, by their numbers at the start
-        self.apart = False  # ranks that are to join others, and have not yet
+        self.waits_to_join = False  # ranks that are to join others, and have not yet
         self.servers: list[int] = []  # ranks that are not of this world: they hold its weights (--sync server)
         self.star: Any = None  # a communicator of all, these too, for messages from one rank to another
         self.command: list[str] = []  # what starts one more rank, but for its number

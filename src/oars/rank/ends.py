@@ -31,7 +31,7 @@ class Ends:
                  survivor: Survivor | None) -> None:
         self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
-        self.joins = world is not None and world.apart  # a run that was there before it
+        self.joins = world is not None and world.waits_to_join  # a run that was there before it
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
@@ -72,7 +72,7 @@ class Ends:
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
-        if self.joins and self.world.apart:
+        if self.joins and self.world.waits_to_join:
             write(self.folder, f"stayed-{self.rank}", f"rank {self.rank} could not follow the script: {how}")
             true_exit(0)
         if self.joins:  # the others go on without it
@@ -105,7 +105,7 @@ class Ends:
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
         if os.getpid() == self.pid:
-            if self.joins and self.world.apart:
+            if self.joins and self.world.waits_to_join:
                 true_exit(0)
             code = code or self.met_the_others()
             self.record.close()

@@ -246,7 +246,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if plan.survives:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    world.apart, world.command = first > 0, rank_command()
+    world.waits_to_join, world.command = first > 0, rank_command()
     board.leave(0)
     if world.origin not in world.servers:
         share_stdin(world, plan.stdin_tty is not None)

@@ -26,7 +26,7 @@ class Survivor:
 
     def lost(self, gone: list[int], phase: str) -> None:
         """Ranks ``gone`` died; called on every survivor, in the middle of the script's work."""
-        if self.world.apart:  # of ranks that were to join others together, so these will not
+        if self.world.waits_to_join:  # of ranks that were to join others together, so these will not
             os.kill(os.getpid(), signal.SIGKILL)
         if self.world.rank == 0:
             self.take_over()

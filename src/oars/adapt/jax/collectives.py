@@ -139,11 +139,11 @@ class Share:
 
     def enter(self, x: Any) -> Any:
         """Own rows of what a model is given; its gradient is the true one, of all rows, on every rank."""
-        return self.cut(x) if meet.apart or not jnp.issubdtype(x.dtype, jnp.inexact) else _own(x, self)
+        return self.cut(x) if meet.separate or not jnp.issubdtype(x.dtype, jnp.inexact) else _own(x, self)
 
     def gather(self, rows: Any) -> Any:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
-        if meet.apart:
+        if meet.separate:
             return repeated(rows)
         if not jnp.issubdtype(rows.dtype, jnp.inexact):
             rows = jax.lax.stop_gradient(rows)

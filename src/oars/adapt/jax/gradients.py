@@ -17,7 +17,7 @@ active = False  # Keras runs on JAX
 
 def exchanged(grads: Any) -> Any:
     """Gradients averaged over ranks, once a model has run on own rows."""
-    if not active or meet.inside or meet.apart or not meet.calls:
+    if not active or meet.inside or meet.separate or not meet.calls:
         return grads
     leaves, tree = jax.tree.flatten(grads)
     if any(map(wire.mapped, leaves)):

@@ -92,11 +92,11 @@ class Apart:
         """The train function, on own rows of these batches."""
         own = [self._own(batch) for batch in batches]
         self.rows += sum(rows for _, rows in own)
-        meet.apart = True
+        meet.separate = True
         try:
             return self.function(*state, iter([batch for batch, _ in own]))
         finally:
-            meet.apart = False
+            meet.separate = False
 
     def _own(self, batch: Any) -> tuple[Any, int]:
         """Own rows of a batch, as often as there are ranks; and how many they are."""
@@ -122,7 +122,7 @@ class Apart:
 
     def unite(self) -> None:
         """All ranks come here: from here on everything is the same on all of them."""
-        if not self.steps or meet.apart or self.busy:
+        if not self.steps or meet.separate or self.busy:
             return
         self.busy = True
         try:

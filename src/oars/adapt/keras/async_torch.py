@@ -70,7 +70,7 @@ class Apart:
 
     def unite(self) -> None:
         """All ranks come here: weights are the same on all of them."""
-        if ctx.apart:
+        if ctx.separate:
             ctx.phases.meet(WEIGHTS)
 
 
@@ -98,7 +98,7 @@ def install(keras: Any) -> Apart:
 
     @functools.wraps(plain_logs)
     def logs_of(self: Any, logs: Any) -> Any:
-        if not ctx.apart:
+        if not ctx.separate:
             return plain_logs(self, logs)
         ctx.phases.meet(EVALUATION)
         _average(self.metrics_variables)

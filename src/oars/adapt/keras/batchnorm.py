@@ -52,7 +52,7 @@ def install(keras: Any, wire: Any) -> None:
     @functools.wraps(plain_call)
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         out = plain_call(self, inputs, training=training, mask=mask)
-        if meet.split and local() and training and self.trainable and not trace.probing and not meet.apart:
+        if meet.split and local() and training and self.trainable and not trace.probing and not meet.separate:
             for moving in (self.moving_mean, self.moving_variance):
                 moving.assign(ops.mean(wire.every(backend.convert_to_tensor(moving)), 0))
         return out

@@ -105,7 +105,7 @@ def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
     if reason or not counts or not _built(model, plain, args, kwargs) or whole(model, args, kwargs):
         return _whole(model, plain, args, kwargs)
     first = next(leaf for leaf in leaves if wire.rows_of(leaf) is not None)
-    own = _on_tape if wire.on_tape() and not meet.apart else _on_own_rows
+    own = _on_tape if wire.on_tape() and not meet.separate else _on_own_rows
     while True:
         kept = wire.kept(model)
         try:

@@ -253,7 +253,7 @@ class Share:
 
     def enter(self, x: tf.Tensor) -> tf.Tensor:
         """Own rows of what a model is given; its gradient is the true one, of all rows, on every rank."""
-        if meet.apart or not x.dtype.is_floating:
+        if meet.separate or not x.dtype.is_floating:
             return self.cut(x)
 
         @tf.custom_gradient
@@ -264,7 +264,7 @@ class Share:
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
-        if meet.apart:
+        if meet.separate:
             return repeated(rows)
         total_, cut, real = total, self.cut, self.real
 

@@ -18,7 +18,7 @@ from oars.engine.world import RankLost
 def exchanged(grads: Any, sources: Any) -> Any:
     """Gradients of ``sources`` averaged over ranks, in one message; coded, if they are weights' and no tape sees it."""
     exported.asks_for_gradients()
-    if meet.inside or meet.apart:
+    if meet.inside or meet.separate:
         return grads
     if not meet.calls:
         meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")

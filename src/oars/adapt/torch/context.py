@@ -60,7 +60,7 @@ class Context:
         self.era = 0  # how often ranks were lost: rows of an earlier one must be made anew before they are used
         self.grown = 0  # the era in which ranks last joined
         self.alone = False  # ranks train on their own for a while (--sync local)
-        self.apart = False  # ... and do so now
+        self.separate = False  # ... and do so now
         self.costs: Costs = ()  # what a batch takes each rank, where they differ much: batches are cut by it
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost

@@ -51,7 +51,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
         if ctx.gradients.pending:
-            ctx.gradients.settle()  # while what they come from can be computed again
+            ctx.gradients.exchange_deferred()  # while what they come from can be computed again
         lineage.before_step(ctx.number(optimizer))
 
 
@@ -231,7 +231,7 @@ def _leave_weights() -> None:
 
 def digest(arrays: Any = None) -> None:
     """Write this rank's digest of all weights that optimizers have seen."""
-    ctx.apart = False  # also if the run has failed: weights are read as they are
+    ctx.separate = False  # also if the run has failed: weights are read as they are
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _kept]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     path = ctx.record.folder / f"weights-digest-{_name()}.txt"

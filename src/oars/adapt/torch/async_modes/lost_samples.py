@@ -84,7 +84,7 @@ class Owed:
     def learnt(self) -> None:
         """There was a backward: the script has learnt from the last batch of each loader that it has been handed."""
         batches = {batch.place[0]: batch for batch in self._handed}
-        if ctx.apart and not batches:
+        if ctx.separate and not batches:
             self._unknown += self.unknown
         self.unknown = 0
         self._handed = [batch for batch in self._handed if batch is not batches[batch.place[0]]]
@@ -93,7 +93,7 @@ class Owed:
             self._passes.add(batch.place[0])  # also if by a model in eval()
             if batch.era != ctx.era:  # ranks were lost since, and its rows made again for the living
                 batch.deal(offsets_of(len(batch.indices)))
-            if ctx.apart:
+            if ctx.separate:
                 self._since.append(batch)
                 mine = len(batch.samples[ctx.world.origin if batch.split else -1])
                 self.rows, self._taken = self.rows + mine, (self._taken[0] + 1, self._taken[1] + mine)
@@ -162,10 +162,10 @@ class OwnGradients(Gradients):
         super()._put_off()
         self.owed.learnt()
 
-    def settle(self) -> list[int]:
+    def exchange_deferred(self) -> list[int]:
         """Nothing is exchanged."""
-        if not ctx.apart:
-            exchanged = super().settle()
+        if not ctx.separate:
+            exchanged = super().exchange_deferred()
             self.owed.learnt()
             return exchanged
         own = self.in_order()

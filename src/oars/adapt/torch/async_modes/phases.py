@@ -82,7 +82,7 @@ class Phases:
 
     def any_shape(self) -> bool:
         """Whether ranks' rows need not be of one shape: in a local phase; an evaluation begins with a fresh pass."""
-        return ctx.apart and not self.owed.fresh
+        return ctx.separate and not self.owed.fresh
 
     # -- training and evaluation
 
@@ -94,7 +94,7 @@ class Phases:
         """
         if next(module.parameters(), None) is None:  # a loss
             return
-        if self.servers is not None and ctx.apart:
+        if self.servers is not None and ctx.separate:
             self.servers.pull()
         grad, rows = torch.is_grad_enabled(), any(isinstance(x, Rows) for x in leaves)
         if (grad and module.training) or (rows and self.owed.training()):
@@ -104,12 +104,12 @@ class Phases:
                     self.owed.to_learn()
                 else:
                     self.owed.unknown = self.estimate.whole
-                if not ctx.apart and ctx.record.steps >= self.warmup:
+                if not ctx.separate and ctx.record.steps >= self.warmup:
                     self.part()
             return
-        if ctx.apart:
+        if ctx.separate:
             self._often("a model is called without gradients, on no loader's batch,")
-        if ctx.apart or (self.alike is not None and module not in self.alike):
+        if ctx.separate or (self.alike is not None and module not in self.alike):
             self.meet(EVALUATION, modules=(module,))
         self.owed.not_learnt()
 
@@ -149,7 +149,7 @@ class Phases:
         self.pace.go()
         self.alike = WeakSet()
         self.storages.see(self.rounds)
-        ctx.apart = True
+        ctx.separate = True
 
     def _refuse_unfit(self, optimizer: Optimizer) -> None:
         """LBFGS compares losses and gradients of many calls: those of a rank's own rows mislead it."""
@@ -172,12 +172,12 @@ class Phases:
         self.held.clear()
         if self.servers is None:
             self.drifted = WeakSet(self.rounds)
-        ctx.apart = False
+        ctx.separate = False
 
     def steps(self, optimizer: Optimizer) -> None:
         """An optimizer is about to make a step. With gradients of all ranks it is the same step on each, if its state
         is."""
-        while not ctx.apart and optimizer in self.drifted:
+        while not ctx.separate and optimizer in self.drifted:
             try:
                 self._make_alike(weight_reads.of_state(optimizer))
                 self.drifted.discard(optimizer)
@@ -186,7 +186,7 @@ class Phases:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
-        if not ctx.apart:  # gradients were averaged
+        if not ctx.separate:  # gradients were averaged
             if ctx.record.steps > self.warmup:
                 ctx.record.notice("no nn.Module in train() is called to train: gradients are averaged at every step, "
                                   "as under --sync allreduce")
@@ -213,7 +213,7 @@ class Phases:
 
     def _before_collective(self, name: str, width: int) -> None:
         """Ranks come to a collective: in a local phase, are they all there?"""
-        if ctx.apart and not self.meeting:
+        if ctx.separate and not self.meeting:
             self.meet(NOTICE + 1 + _COLLECTIVES.index(name), width)
 
     def meet(self, place: int, of: int = -1, modules: Iterable[nn.Module] = ()) -> None:
@@ -222,9 +222,9 @@ class Phases:
         if debug.on:
             debug.say(f"meets the other ranks: it {PLACES[place]}")
         self.meeting = True
-        if self.servers is not None and ctx.apart:
+        if self.servers is not None and ctx.separate:
             self.servers.away()
-        pace = self.pace.told(*self.owed.taken()) if ctx.apart else (0, 0, 0)
+        pace = self.pace.told(*self.owed.taken()) if ctx.separate else (0, 0, 0)
         try:
             while True:
                 try:
@@ -434,12 +434,12 @@ def meets_at(place: int) -> Callable[[Callable], Callable]:
             phases = ctx.phases
             if not _outermost():
                 return inner(*args, **kwargs)
-            if place == WEIGHTS and ctx.apart:
+            if place == WEIGHTS and ctx.separate:
                 phases._often("weights are read")
             phases.meet(place, modules=[x for x in tree_leaves(args[:1]) if isinstance(x, nn.Module)])
             if place == LOADER:
                 phases.owed.not_learnt()
-                if phases.alike is not None and not ctx.apart:
+                if phases.alike is not None and not ctx.separate:
                     phases.alike.clear()  # the script may have put back weights that it had kept
             phases.meeting = True  # what it does by itself needs no further word
             try:
@@ -459,7 +459,7 @@ def iter_next(inner: Any) -> Any:
         try:
             return inner(self)
         except StopIteration:
-            if ctx.apart and _outermost():
+            if ctx.separate and _outermost():
                 ctx.phases.meet(PASS)
             raise
 
@@ -470,15 +470,15 @@ def add_param_group(inner: Any) -> Any:
     """Around ``Optimizer.add_param_group``: every optimizer has rounds of its own."""
     def add(self: Optimizer, group: dict) -> None:
         phases = ctx.phases
-        if phases.servers is not None and ctx.apart and _outermost():
+        if phases.servers is not None and ctx.separate and _outermost():
             phases.meet(EVALUATION)  # what is stepped changes: it is handed out anew
         if self not in phases.rounds:
             phases.made += 1
             phases.rounds[self] = Round(phases.made, phases.exchange, phases.exact, phases.outer)
-            if ctx.apart:
+            if ctx.separate:
                 phases.held.append(self)
         inner(self, group)
-        if ctx.apart:
+        if ctx.separate:
             phases.storages.see(phases.rounds)
 
     return add

@@ -168,7 +168,7 @@ class Servers:
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether the gradients that are there now go to the servers."""
-        return ctx.apart and optimizer in self._served
+        return ctx.separate and optimizer in self._served
 
     def push(self, optimizer: Optimizer) -> None:
         """In place of the optimizer's step."""

@@ -131,7 +131,7 @@ class Gradients:
         rows_.before_backward()
         before, waited_for = grad_hooks.before_backward(), grad_hooks.wait_behind()
         if waited_for and self.pending:
-            self.settle()  # these were put off before there were hooks
+            self.exchange_deferred()  # these were put off before there were hooks
         if not self.passes:
             self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
         here = Pass(rows, inputs, create_graph)
@@ -151,7 +151,7 @@ class Gradients:
         if ctx.spoilt and not self._go_again():
             return
         if before or waited_for or create_graph or not self._more_to_come():
-            exchanged = self.settle()
+            exchanged = self.exchange_deferred()
             grad_hooks.after_exchange(before)
             if waited_for:
                 by_serial = {s: ref() for s, ref in self.serials.values()}
@@ -234,7 +234,7 @@ class Gradients:
         pattern = self.pattern
         return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
 
-    def settle(self) -> list[int]:
+    def exchange_deferred(self) -> list[int]:
         """Exchange everything outstanding now. Returns whose gradients these were, by serial."""
         began = perf_counter()
         inside = ctx.world.seconds
@@ -405,7 +405,7 @@ class _Watched:
         if tensor is None:
             return self
         if self.gradients.pending and not self.gradients.running:
-            self.gradients.settle()
+            self.gradients.exchange_deferred()
         return _grad_slot.__get__(tensor)
 
     def __set__(self, tensor: Any, value: Any) -> None:

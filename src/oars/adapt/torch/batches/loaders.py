@@ -219,7 +219,7 @@ def _unread(self: Any, error: Exception) -> None:
     """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
     should the script do so without it, the rows would be those of different batches."""
     cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
-    if cut is not None and not (cut.whole or cut.uncut or ctx.apart):
+    if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
         why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
         ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
                             "without them, of which the other ranks do not know: leave them out of the data set")

@@ -153,7 +153,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
                   or hooks_of_all._global_backward_pre_hooks)
     nested = nests(self, args, kwargs)
     if hooked or nested or isinstance(self, torch.jit.ScriptModule) or (
-            ctx.apart and any(_joined(leaf) for leaf in leaves)):
+            ctx.separate and any(_joined(leaf) for leaf in leaves)):
         # C++ code and hooks on gradients know only whole tensors; what was joined while ranks are apart stays so.
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
         with torch._C.DisableTorchFunction() if nested else nullcontext():
@@ -168,7 +168,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     kinds = tuple(kind_of(leaf, offsets) for leaf in leaves)
     key = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
     # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
-    of_module = _verdicts.setdefault(self, ({}, {}))[ctx.apart]
+    of_module = _verdicts.setdefault(self, ({}, {}))[ctx.separate]
     if len(of_module) > 100:  # numbers among the arguments are part of the key
         of_module.clear()
     verdict = of_module.get(key)
@@ -279,7 +279,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
                           "so that it drops what one process would")
         trace.events.append("random")
     # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
-    if not ctx.apart and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
+    if not ctx.separate and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
         trace.events.append("elsewhere")
     gathers = [e for e in trace.events if e.startswith("gather")]
     if not trace.events:

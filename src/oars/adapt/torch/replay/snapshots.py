@@ -296,7 +296,7 @@ class Snapshots:
             if self.gradients is not None:
                 self.gradients.pattern = header["pattern"]
             tape.set_clocks(header["clocks"])
-            if ctx.world is not None and ctx.world.apart:
+            if ctx.world is not None and ctx.world.waits_to_join:
                 join.join(header, self.gradients)
             else:
                 _restore_private(header["private"])

@@ -23,7 +23,7 @@ _COMPLEX = {torch.complex64, torch.complex128}
 
 def allreduce(x: torch.Tensor) -> torch.Tensor:
     """A new tensor: ``x`` summed over all ranks; in a local phase, what this rank's rows make one expect of that."""
-    if ctx.apart:
+    if ctx.separate:
         return ctx.phases.estimate.allreduce(x)
     if x.dtype in _COMPLEX:
         return torch.view_as_complex(allreduce(torch.view_as_real(x)))
@@ -36,7 +36,7 @@ def allreduce(x: torch.Tensor) -> torch.Tensor:
 
 def mean(x: torch.Tensor) -> torch.Tensor:
     """A new tensor: the mean of all ranks' ``x``; in a local phase, this rank's own."""
-    if ctx.apart:
+    if ctx.separate:
         return ctx.phases.estimate.mean(x)
     return allreduce(x) / ctx.size
 

@@ -200,7 +200,7 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     for a in args:
         if grad and isinstance(a, torch.Tensor) and not isinstance(a, Rows) and a.requires_grad:
             joined |= ctx.gradients.enter(a)
-    if joined and ctx.apart:  # who asks nobody could not tell, backward, its own rows' part from a part of every rank
+    if joined and ctx.separate:  # without messages, backward cannot tell its own rows' part from a part of every rank
         return gathered(func, args, kwargs)
     rule = None
     if getattr(func, "__module__", None) == "torch.nn.functional":
@@ -259,7 +259,7 @@ def whole(x: Rows, op: str) -> torch.Tensor:
 
 def beside_rows(x: Rows, op: str) -> torch.Tensor:
     """The whole of ``x``, for a rule that works with it on own rows of something else."""
-    if ctx.apart and x.local.requires_grad and torch.is_grad_enabled():
+    if ctx.separate and x.local.requires_grad and torch.is_grad_enabled():
         raise Unsplit  # its gradient comes from all ranks' rows, of which own ones tell nothing: all of it on each rank
     return whole(x, op)
 
