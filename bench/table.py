@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 PLAIN = [sys.executable, str(HERE / "train.py")]
 DDP = [sys.executable, str(HERE / "train_ddp.py")]
-APART = [sys.executable, str(HERE / "apart.py")]
+NO_EXCHANGE = [sys.executable, str(HERE / "no_exchange.py")]
 PARTS = ("ddp", "one", "scaling", "gpu")
 
 # net: global batch, steps before the clock starts, timed steps; a run takes a few seconds on two cores
@@ -279,7 +279,7 @@ def scaling(report, repeats, quick):
         args = work(net, SCALING)
         sides = [([*PLAIN, *args], 1)]
         sides += [([*oars(n), *args], 1) for n in counts]
-        sides += [([*other, "-n", str(n), *args], 1) for other in (DDP, APART) for n in counts[1:]]
+        sides += [([*other, "-n", str(n), *args], 1) for other in (DDP, NO_EXCHANGE) for n in counts[1:]]
         try:
             results = alternate(sides, repeats)
         except (Failed, subprocess.TimeoutExpired) as error:

@@ -1,6 +1,6 @@
 """The limit of strong scaling on a machine: N trainings at once that never talk, each on 1/N of the batch.
 
-    python bench/apart.py -n 4 --net cnn --batch 256
+    python bench/no_exchange.py -n 4 --net cnn --batch 256
 
 Prints one line of JSON: the step time of the slowest, for which the others would have to wait.
 """
