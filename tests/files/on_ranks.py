@@ -12,6 +12,8 @@ from pathlib import Path
 
 from running import environment
 
+from oars.adapt.files.library import preload
+
 # What the launcher does, and a barrier by files so that ranks meet where a case wants them to.
 DRIVER = """
 import os, runpy, sys, time
@@ -29,19 +31,16 @@ if "UID_IN_TEST" in os.environ:
     import pkgutil, oars.adapt.files  # while we may still read them
     os.setuid(int(os.environ["UID_IN_TEST"]))
 if rank >= 0:
-    if "numpy" in Path(script).read_text():
-        import numpy  # ranks have it from the start: it has caught the true open()
     from oars.adapt import files
     files.install(rank, rank == 0, shared)
-    if "torch" in Path(script).read_text():
-        import torch
-        files.patch_torch(torch)
 runpy.run_path(script, run_name="__main__")
 """
 
 
 def start(rank: int, ranks: int, folder: Path, script: Path, shared: Path, **env: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", DRIVER, str(rank), str(ranks), str(shared), str(script)]
+    if rank >= 0:
+        command = [*preload(), *command]
     environ = environment(**{"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "agg", **env})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)

@@ -99,9 +99,10 @@ def test_a_full_overlay_is_named_in_the_error(tmp_path: Path) -> None:
         script.write_text(
             textwrap.dedent("""
             import shutil
+            from oars.adapt import files
             for act in (lambda: open("big", "w").write("x" * 10**6), lambda: shutil.copy("old", "new"), lambda: open("old", "a")):
                 try: act(); print("no error")
-                except OSError as e: print(e)
+                except OSError as e: print(e, files.explained(e))
             """)
         )
         work = tmp_path / "work"

@@ -22,6 +22,8 @@ import pytest
 from on_ranks import prepare, tree
 from running import environment
 
+from oars.adapt.files.library import preload
+
 DRIVER = """
 import builtins, fcntl, os, runpy, signal, sys, time
 from pathlib import Path
@@ -44,16 +46,17 @@ def promote(who=1, changes=None):
         fate.left = changes
         files.promote()
         fate.left = None
-builtins.die, builtins.promote, builtins.rank = die, promote, rank
+def another(command):
+    # a program that is none of the run's
+    with files.library.plain():
+        return os.system(command)
+builtins.die, builtins.promote, builtins.rank, builtins.another = die, promote, rank, another
 sys.argv = sys.argv[3:]
 sys.path[0] = os.path.dirname(script)
 if rank >= 0:
     from oars.adapt import files
     files.install(rank, rank == 0, shared)
     sys.addaudithook(fate)
-    if "torch" in Path(script).read_text():
-        import torch
-        files.patch_torch(torch)
 runpy.run_path(script, run_name="__main__")
 """
 
@@ -61,6 +64,8 @@ runpy.run_path(script, run_name="__main__")
 def start(rank: int, folder: Path, script: Path, *args: object, **env: str) -> subprocess.Popen[str]:
     shared = script.parent / "shared"
     command = [sys.executable, "-c", DRIVER, str(rank), str(shared), str(script), *map(str, args)]
+    if rank >= 0:
+        command = [*preload(), *command]
     environ = environment(**{"PYTHONDONTWRITEBYTECODE": "1", **env})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -343,7 +348,7 @@ def test_what_the_voice_was_ahead_with_is_undone_until_the_survivor_comes_to_it(
         if rank == 0:
             shutil.rmtree("old"); os.symlink("empty", "old"); os.makedirs("made/deep"); open("made/deep/x", "w").write("half"); os.rename("made", "renamed")
             os.remove("old.txt"); os.mkdir("old.txt"); open("old.txt/in", "w"); open("twin1", "w").write("spoilt"); open("empty/new", "w").write("x"); os.rmdir("gone")
-            open("locked", "a").write("spoilt"); os.mkdir("shared"); open("shared/x", "w"); os.system("echo yours > shared/other; echo yours > other"); die()
+            open("locked", "a").write("spoilt"); os.mkdir("shared"); open("shared/x", "w"); another("echo yours > shared/other; echo yours > other"); die()
         promote()
         print(sorted(os.listdir(".")), sorted(os.listdir("old")), open("old.txt").read(), open("old/deep/b.txt").read(), os.listdir("empty"), os.stat("gone").st_mode)
         print(open("twin1").read(), open("twin2").read(), os.path.samefile("twin1", "twin2"), open("locked").read(), os.stat("locked").st_uid)
@@ -394,8 +399,8 @@ def test_a_rank_behind_the_new_voice_sees_the_files_as_they_were(tmp_path: Path,
         if rank == 0: two(); die()
         if rank == 1: one()
         promote()
-        if rank == 1: two(); open("turn", "w"); os.system("touch ../turn"); die(1)
-        while rank == 2 and os.system("test -e ../turn"): pass
+        if rank == 1: two(); open("turn", "w"); another("touch ../turn"); die(1)
+        while rank == 2 and another("test -e ../turn"): pass
         print(sorted(os.listdir(".")), sorted(os.listdir("old")), open("old/deep/b.txt").read(), os.listdir("empty"), os.readlink("link.txt"))
         print(open("old.txt").read(), open("twin1").read(), os.path.exists("new/x"), os.path.exists("turn"))
         one(); two(); promote(2); print(sorted(os.listdir(".")), open("old.txt").read(), open("twin2").read())
@@ -444,7 +449,8 @@ def test_a_line_of_the_ledger_cut_short_by_the_death_counts_as_not_written(tmp_p
         import os
         if rank == 0:
             from oars.adapt import files
-            os.write(files._side._ledger._fd, b'["' + os.fsencode(os.getcwd()) + b'/old.txt", nu')  # a loader worker's
+            ledger = os.open(files._shared + "/ledger", os.O_WRONLY | os.O_APPEND)
+            os.write(ledger, b"\\n- " + os.fsencode(os.getcwd()) + b"/old.t")  # a loader worker's
             open("x", "w").write("half"); die()
         promote()
         print(os.listdir("empty"), open("old.txt").read(), os.path.exists("x")); open("x", "w").write("whole"); open("old.txt", "w").write("new")
@@ -488,8 +494,8 @@ def test_a_file_older_than_the_run_is_another_hosts(tmp_path: Path, place: Path)
     """The ledger speaks of paths of the voice's host; where this one has a file of that name, it stays."""
     body = """
         import os, oars.adapt.files as files
-        if rank == 0: files._side._note(os.getcwd() + "/old/a.txt", None); die()  # as if it had made it, on a disk of its own
-        if rank == 1: files._side.start += 100  # so long after the file
+        if rank == 0: open(files._shared + "/ledger", "a").write(f"- {os.getcwd()}/old/a.txt;\\n"); die()  # as if it had made it, on a disk of its own
+        if rank == 1: files.overlay().start += 100  # so long after the file
         promote(); print(open("old.txt").read())
     """
     compare(tmp_path, body, place)

@@ -3,87 +3,65 @@
 The *voice* writes where the script says. Every other rank writes into a private overlay, a temporary folder
 removed at exit, and reads back what it wrote. What such a rank sees is the file system as it was for the run, plus
 its own changes, minus the voice's: a rank that comes later must find no file that the voice, being faster, has
-made, or it would take another branch. ``voice.py`` keeps the originals, ``view.py`` looks past the voice's
-changes, ``overlay.py`` makes the rank's own, ``patches.py`` puts it all under Python's file functions:
+made, or it would take another branch.
 
-=============================================== ==================================== ===================================
-patched                                         on the voice                         on the other ranks
-=============================================== ==================================== ===================================
-``open``, ``io.open``, ``os.open``              writes down what was there first     overlay if it may write, else view
-``os.mkdir rmdir unlink remove rename replace   writes down what was there first     overlay
-link symlink truncate``
-``os.chmod chown lchown utime setxattr          -                                    overlay
-removexattr``
-``os.stat lstat access readlink statvfs         -                                    view
-getxattr listxattr``
-``os.listdir scandir``                          what the run has made comes last,    view
-                                                by name: elsewhere it lies elsewhere
-``os.chdir fchdir getcwd getcwdb``              -                                    can enter its folders
-``tempfile`` (names it invents itself)          -                                    real files, removed at the end
-``shutil.rmtree``                               goes by names, not descriptors       goes by names, not descriptors
-``torch.save``, ``torch.jit.save/load``,        writes down what was there first     given the path in the overlay
-``from_file``; ``sqlite3.connect``;
-``h5py.File``
-``import`` of a module the script wrote         -                                    finds the rank's own
-=============================================== ==================================== ===================================
+One mechanism does this for whatever a rank's process does, and its children: a library below Python (``native/``, whose
+``files.h`` leads through it), preloaded before libc, stands behind every call that names a file. On the voice it keeps
+what was there before it is changed; elsewhere it acts in the rank's view and overlay. So Python, C++ and Rust writers,
+``cp`` and ``echo >> log`` in a child are treated alike. ``library.py`` is Python's way to it.
 
-All of ``os.path``, ``pathlib``, ``shutil``, ``glob``, ``gzip``, ``zipfile``, ``logging``, NumPy, Pillow, matplotlib
-and tensorboard rest on these. **On one rank nothing is installed.** ``/dev``, ``/proc``, ``/sys``, descriptors,
-the caches of compilers and of ``oars.data``, and the run folder are the same for all. Not caught: files that other
-programs write (they are seen as they are), C libraries not named above, ``dir_fd`` arguments, changes of mode or time
-by the voice.
+**On one rank nothing is preloaded.** ``/dev``, ``/proc``, ``/sys``, descriptors, the caches of compilers and of
+``oars.data``, MPI's own folder and the run folder are the same for all. Not caught: system calls without libc (static
+binaries, Go), set-uid programs, memory-mapped changes of a file that the voice had open before the run; changes of mode
+or time by the voice.
 
-When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real,
-``held.py`` takes along what it has open, and the replacements above act as the voice's from then on.
+When the voice dies, ``promote`` makes the first survivor the voice: ``promotion.py`` makes its overlay real, and what
+it has open goes on there (``native/held.c``).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import getpass
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-from oars.adapt.files import held, ledger, outside, patches, real
-from oars.adapt.files.ledger import Ledger
-from oars.adapt.files.overlay import Overlay
-from oars.adapt.files.promotion import Promotion
-from oars.adapt.files.voice import Voice
-from oars.adapt.python.imports import when_imported
+from oars.adapt.files import library, promotion
+from oars.adapt.files.own import Own
 from oars.data import cache as data_cache
 
-_side: Voice | Overlay | None = None
-when_promoted: list[Callable[[], None]] = []  # called when this rank has become the voice
+_own: Own | None = None  # this rank's overlay, also once it is the voice
+_lock = -1
+_shared = ""
 
 
 def install(rank: int, voice: bool, shared_dir: Path, same_for_all: tuple[Path, ...] = ()) -> None:
     """Make this process's files the run's (``voice``) or its own; ``same_for_all``: folders real on every rank."""
-    global _side
-    real.makedirs(shared_dir, exist_ok=True)
-    shared = real.realpath(shared_dir)
-    told = Ledger(shared + "/ledger")
+    global _own, _lock, _shared
+    os.makedirs(shared_dir / "kept", exist_ok=True)
+    _shared = shared = os.path.realpath(shared_dir)
     through = _same_for_all([shared, str(shared_dir), *map(str, same_for_all)])
-    if voice:
-        _side = Voice(str(rank), shared, told, tuple(through), os.getpid())
-        patches.install_voice(_side)
-    else:
+    config = {"side": "voice" if voice else "own", "token": str(rank), "pid": str(os.getpid()), "shared": shared}
+    place = f"{shared}/voice-{rank}"
+    if not voice:
         _remove_orphans()
-        root = real.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
-        _side = Overlay(str(rank), root, shared, told, [*through, root + "/"], _follow)
+        root = os.path.realpath(tempfile.mkdtemp(prefix=f"oars-{rank}-"))
+        _own = Own(str(rank), root, shared)
+        _lock = os.open(root + "/journal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(_lock, fcntl.LOCK_EX)  # who gets it knows that this process and its forks have ended
         atexit.register(close)
-        patches.install_overlay(_side)
-    sys.meta_path.insert(0, outside.WithoutTensorFlow())
-    redirect = outside.redirect_for(_side)
-    when_imported("sqlite3", lambda module: outside.patch_sqlite(module, redirect))
-    when_imported("h5py", lambda module: outside.patch_h5py(module, redirect))
+        config["root"], place = root, root + "/config"
+        through.append(root + "/")
+    text = "".join(f"{key} {value}\n" for key, value in config.items()) + "through " + "\n".join(through) + "\n"
+    with open(place, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    library.begin(place)
 
 
 def promote() -> None:
@@ -92,65 +70,60 @@ def promote() -> None:
     OSError (a full disk) names the file that could not be made real. Then the overlay stays, whole, also after the
     process has ended, and ``promote`` can be called again.
     """
-    overlay = _side
-    if not isinstance(overlay, Overlay) or overlay.voice is not None:
+    if _own is None or not overlaid():
         return
-    with overlay.gate.alone():  # no thread and no loader worker changes files meanwhile
-        voice = overlay.voice_to_be()
+    folder = os.getcwd()
+    with library.alone():  # no thread and no loader worker changes files meanwhile
         try:
-            voice.speak()
-            promotion = Promotion(overlay, voice)
-            promotion.run()
-            was_open = held.paths(overlay.tree)
-            _be(voice, overlay)
+            library.speak()
+            change = promotion.Promotion(_own)
+            change.run()
+            was_open = promotion.held(_own.tree)
+            library.become_voice()
         except OSError as error:
-            overlay.keep()
-            text = f"{error.strerror} (what this rank has written is kept in {overlay.tree})"
+            _own.keep()
+            text = f"{error.strerror} (what this rank has written is kept in {_own.tree})"
             raise OSError(error.errno, text, error.filename) from error
-        overlay.keep(False)
-        if overlay.gate.forked:  # workers may have files open in the mirror, until they hear of this
-            promotion.catch_up()
+        _own.keep(False)
+        with contextlib.suppress(OSError):  # this rank has removed it: it stays nowhere
+            os.chdir(folder)
+        if library.has_children():  # they may have files open in the mirror, until they hear of this
+            change.catch_up()
         else:  # SQLite looks for its files under the names it was given
-            held.clear(overlay.tree, keep=was_open)
-    for call in when_promoted:
-        call()
+            promotion.clear(_own.tree, keep=was_open)
 
 
-def _follow() -> None:
-    """In a process forked from a rank that has become the voice: be it too."""
-    overlay = _side
-    assert isinstance(overlay, Overlay)
-    voice = overlay.voice_to_be()
-    if overlay.speaker != overlay.token:  # and has died since
-        real._exit(1)
-    _be(voice, overlay)
+def overlaid() -> bool:
+    """Whether this rank's changes go to an overlay."""
+    return _own is not None and not library.is_voice()
 
 
-def _be(voice: Voice, overlay: Overlay) -> None:
-    held.follow(overlay.tree)
-    overlay.act_as(voice)
-    patches.switch_to_voice(voice)
+def overlay() -> Own:
+    """This rank's overlay."""
+    assert _own is not None
+    return _own
 
 
-def patch_torch(torch: ModuleType) -> None:
-    """The functions of PyTorch that open files in C++; does nothing on one rank."""
-    if _side is not None:
-        outside.patch_torch(torch, outside.redirect_for(_side))
-
-
-def redirect() -> outside.Redirect | None:
-    """How a library that opens files by itself is handed the path that stands for the script's; None on one rank."""
-    return outside.redirect_for(_side) if _side is not None else None
+def made() -> tuple[set[str], set[str]]:
+    """What the run has made so far, and the files that it appends to."""
+    return library.made(_shared) if _shared else (set(), set())
 
 
 def changes() -> int:
     """Grows when this thread makes a file, changes one that it has not changed before, or removes one."""
-    return ledger.written()
+    return library.changes()
+
+
+def explained(error: BaseException) -> str:
+    """What a user should know of an error that only a rank with an overlay meets, or ``""``."""
+    if overlaid() and isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"what is full is this rank's private copy of files, {overlay().root}: set TMPDIR to a larger place"
+    return ""
 
 
 def _same_for_all(folders: list[str]) -> list[str]:
     """Folders, each with a slash at its end, that no rank overlays."""
-    # Compilers run as other programs and must see their sources; these caches are made for many processes at once.
+    # Compilers' caches are made for many processes at once, and what MPI keeps in files its processes share.
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -161,37 +134,42 @@ def _same_for_all(folders: list[str]) -> list[str]:
         environ("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}",
         environ("TRITON_CACHE_DIR") or f"{home}/.triton",
         environ("TORCH_EXTENSIONS_DIR") or f"{home}/.cache/torch_extensions",
+        f"{home}/.nv",
         str(data_cache.folder()),
+        *_folders_of_mpi(),
     ]
     spelled = [os.path.abspath(folder) for folder in folders]
-    every = [*spelled, *map(real.realpath, spelled), "/dev", "/proc", "/sys"]
+    every = [*spelled, *map(os.path.realpath, spelled), "/dev", "/proc", "/sys"]
     return sorted({folder.rstrip("/") + "/" for folder in every})
+
+
+def _folders_of_mpi() -> list[str]:
+    """Where MPI's processes on this host meet in files; it is told by the environment, from which we have hidden it."""
+    try:
+        started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+    return [os.fsdecode(value) for name, _, value in (line.partition(b"=") for line in started_with)
+            if name in (b"PMIX_SERVER_TMPDIR", b"PRTE_SESSION_DIR", b"OMPI_FILE_LOCATION") and value]
 
 
 def close() -> None:
     """Remove this rank's overlay. Python's normal end does it; who ends by ``os._exit`` calls it first."""
-    overlay = _side
-    if not isinstance(overlay, Overlay) or os.getpid() != overlay.pid:  # the voice, or a forked child
+    if _own is None or os.getpid() != _own.pid:  # the voice from the start, or a forked child
         return
-    if os.path.lexists(overlay.root + "/keep"):
-        return
-    for path in overlay.temporaries():  # none once it is the voice: then they are the script's to remove
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            real.unlink(path)
-    shutil.rmtree(overlay.root, ignore_errors=True)  # all below it; the folder itself stands in a real one
-    with contextlib.suppress(OSError):
-        real.rmdir(overlay.root)
+    with library.plain():
+        if not os.path.lexists(_own.root + "/keep"):
+            shutil.rmtree(_own.root, ignore_errors=True)
 
 
 def _remove_orphans() -> None:
     """Remove overlays whose rank was killed: nobody holds the lock on their journal any more."""
     for root in Path(tempfile.gettempdir()).glob("oars-*"):
         with contextlib.suppress(OSError):
-            if time.time() - real.lstat(root).st_mtime < 60:  # perhaps just being made
+            if time.time() - os.lstat(root).st_mtime < 60:  # perhaps just being made
                 continue
             if os.path.lexists(root / "keep"):  # the last copy of what a run has written
                 continue
-            with real.open_file(root / "journal", "rb") as journal:
+            with open(root / "journal", "rb") as journal:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Promotion: the voice has died, and what this rank sees becomes real.
+"""Promotion: the voice has died, and what this rank sees becomes os.
 
 The survivor runs the same script, a little behind the dead voice or a little ahead. So whatever the voice or this rank
 has changed (ledger, journal, mirror) is made, at its real place, what this rank sees there: its own file, the original
@@ -23,19 +23,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from oars.adapt.files import held, real
-from oars.adapt.files.overlay import Overlay
-from oars.adapt.files.view import ABSENT, KEPT, LOWER, THROUGH
-from oars.adapt.files.voice import Voice
+from oars.adapt.files import library
+from oars.adapt.files.copying import copy_contents, copy_file
+from oars.adapt.files.library import ABSENT, KEPT, LOWER, THROUGH
+from oars.adapt.files.own import Own
 
 SLACK = 60  # seconds by which the clocks of hosts and file servers may differ
 LARGE = 1 << 20  # bytes: from here on reading two files is cheaper than writing one safely
 
+_numbers = itertools.count()
 _KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
@@ -53,8 +56,12 @@ class Want(NamedTuple):
 class Promotion:
     """One attempt to make real what a rank sees. ``run`` raises OSError with the name of the file that cannot be."""
 
-    def __init__(self, overlay: Overlay, voice: Voice) -> None:
-        self.overlay, self.voice = overlay, voice
+    def __init__(self, overlay: Own) -> None:
+        self.overlay = overlay
+        self._before = library.before(overlay.shared)
+        kept = overlay.shared + "/kept"
+        with os.scandir(kept) as originals:
+            self._linked = {(there.st_dev, there.st_ino) for there in (_lstat(e.path) for e in originals) if there}
         self._plain: set[str] = set()  # folders that are really there, without links on the way
         self.wanted: dict[str, Want | None] = {}  # every path touched, folders before what is in them; None: nothing
         for path in sorted(overlay.touched()):
@@ -71,8 +78,12 @@ class Promotion:
 
     def run(self) -> None:
         changing = {path: self._there(path) for path in self.wanted}
-        self.voice.promise({p: was for p, was in changing.items() if was or self.wanted[p]}, self.in_place)
-        self.voice.promise(dict.fromkeys(self.beside.values()), set())
+        for path, was in changing.items():
+            if was or self.wanted[path]:
+                with _naming(path):
+                    library.promise(path, path in self.in_place)
+        for place in self.beside.values():
+            library.promise(place, False)
         try:
             self._lay_beside()
             for path in reversed(self.wanted):  # what is in a folder before the folder
@@ -83,37 +94,32 @@ class Promotion:
                         self._put(path, want)
             for path in reversed(self.made):  # only now: one may be closed to us
                 mode = stat.S_IMODE(self.made[path].st_mode)
-                real.chmod(path, mode | real.lstat(path).st_mode & stat.S_ISGID)
+                os.chmod(path, mode | os.lstat(path).st_mode & stat.S_ISGID)
         except OSError:
             for place in self.beside.values():
                 with contextlib.suppress(OSError):
-                    real.unlink(place)
+                    os.unlink(place)
             raise
 
     def catch_up(self) -> None:
         """Add what a loader worker was just writing into a file when it was copied."""
         for path, want in self.copied.items():
             with contextlib.suppress(OSError):
-                if real.lstat(want.source).st_size > want.what.st_size:
-                    held.catch_up(want.source, path)
+                if os.lstat(want.source).st_size > want.what.st_size:
+                    _append_rest(want.source, path)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
     def _want(self, path: str) -> None:
         """Find out what is to be at ``path``."""
-        where, source, state = self.overlay.find(path, follow=False)
-        ending = _beside_database(path, self.overlay)
-        if where != path or ending == "-journal":
-            # Its way goes over a link of ours: under this name there is nothing. Or it belongs to a transaction
-            # that goes on in the mirror: elsewhere it would be taken for a crashed one, and rolled back.
+        where, source, state = library.find(path, follow=False)
+        if where != path:  # its way goes over a link of ours: under this name there is nothing
             self.wanted[path] = None
             return
-        if ending and _lstat(self.overlay.tree + path):  # SQLite's own, which nobody wrote down
-            source, state = self.overlay.tree + path, -1
         if state in (LOWER, THROUGH):
             return
         there = self._there(path)
-        if state in (KEPT, ABSENT) and self.overlay.kept(path) is not None and there:
+        if state in (KEPT, ABSENT) and path in self._before and there:
             if there.st_ctime < self.overlay.start - SLACK:
                 return
         what, folder = _lstat(source), path.rpartition("/")[0]
@@ -124,13 +130,23 @@ class Promotion:
     def _plan(self, path: str, want: Want, there: os.stat_result | None) -> None:
         """Decide how the file ``path`` is to get there."""
         if there and stat.S_ISREG(there.st_mode) and stat.S_ISREG(want.what.st_mode):
-            if self.voice.stays(path, there, self.overlay.kept(path)):
+            if self._stays(path, there):
                 self.in_place.add(path)
                 return
         folder = path.rpartition("/")[0]
         while not self._is_plain(folder):
             folder = folder.rpartition("/")[0]
-        self.beside[path] = self.voice.beside(folder, path)
+        name = f"{self.overlay.token}-{os.getpid()}-p{next(_numbers)}"
+        self.beside[path] = f"{folder}/.{os.path.basename(path)[:150]}.oars-{name}"
+
+    def _stays(self, path: str, was: os.stat_result) -> bool:
+        """Whether the file at ``path`` must keep its inode."""
+        if path in self._before:
+            several = was.st_nlink > 1 and (self._before[path] or "").endswith("~")
+        else:
+            several = was.st_nlink > 1 and (was.st_dev, was.st_ino) not in self._linked
+        folder = os.path.dirname(path) or "/"
+        return several or was.st_uid != os.geteuid() or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
 
     def _there(self, path: str) -> os.stat_result | None:
         """What really stands at ``path``, if the way there is what it seems."""
@@ -143,7 +159,7 @@ class Promotion:
             if there is None or not stat.S_ISDIR(there.st_mode) or not self._is_plain(folder.rpartition("/")[0]):
                 return False
             with contextlib.suppress(OSError):  # NFS asks the server what is in a folder when it is opened
-                real.close(real.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self._plain.add(folder)
         return True
 
@@ -157,10 +173,10 @@ class Promotion:
             assert want
             with _naming(path):
                 try:
-                    real.link(want.source, place, follow_symlinks=False)
+                    os.link(want.source, place, follow_symlinks=False)
                 except OSError:  # another file system, or one without links
                     if stat.S_ISLNK(want.what.st_mode):
-                        real.symlink(real.readlink(want.source), place)
+                        os.symlink(os.readlink(want.source), place)
                     elif _same_contents(want, self._there(path), path):
                         del self.beside[path]
                         continue
@@ -169,19 +185,19 @@ class Promotion:
                         self.copied[path] = want
                 self._give_group(path, place)
         for place in copies.values():
-            fd = real.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
-                real.close(fd)
+                os.close(fd)
 
     def _give_group(self, path: str, place: str) -> None:
         """Give what was made in the mirror the group it would have had at its real place."""
-        there, new, folder = self._there(path), real.lstat(place), real.lstat(os.path.dirname(place))
+        there, new, folder = self._there(path), os.lstat(place), os.lstat(os.path.dirname(place))
         group = there.st_gid if there else folder.st_gid if folder.st_mode & stat.S_ISGID else new.st_gid
         if group != new.st_gid:
             with contextlib.suppress(OSError):
-                real.chown(place, -1, group, follow_symlinks=False)
+                os.chown(place, -1, group, follow_symlinks=False)
 
     def _remove(self, path: str, want: Want | None) -> None:
         """Remove what stands at ``path`` if nothing is wanted there, or something that cannot take its place."""
@@ -190,7 +206,7 @@ class Promotion:
             return
         self._plain.discard(path)
         try:
-            (real.rmdir if stat.S_ISDIR(there.st_mode) else real.unlink)(path)
+            (os.rmdir if stat.S_ISDIR(there.st_mode) else os.unlink)(path)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -203,55 +219,74 @@ class Promotion:
             if _make_folder(path):
                 self.made[path] = want.what
         elif path in self.in_place:
-            source = real.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
-            target = real.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            source = os.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
+            target = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                real.copy_contents(source, target)
-                os.ftruncate(target, real.lseek(target, 0, os.SEEK_CUR))
+                copy_contents(source, target)
+                os.ftruncate(target, os.lseek(target, 0, os.SEEK_CUR))
             finally:
-                real.close(source)
-                real.close(target)
+                os.close(source)
+                os.close(target)
         elif path in self.beside:
             try:
-                real.rename(self.beside[path], path)
+                os.rename(self.beside[path], path)
             except FileNotFoundError:  # somebody has removed its folder while the script ran
                 _make_folder(os.path.dirname(path))
-                real.rename(self.beside[path], path)
+                os.rename(self.beside[path], path)
 
 
-def _beside_database(path: str, overlay: Overlay) -> str:
-    """The ending of ``path`` if it lies beside an SQLite database that this rank has in its mirror."""
-    for ending in ("-journal", "-wal", "-shm"):
-        if path.endswith(ending):
-            base = overlay.find(path.removesuffix(ending), follow=False)[1]
-            if base.startswith(overlay.tree):
-                with contextlib.suppress(OSError), real.open_file(base, "rb") as file:
-                    return ending if file.read(16) == b"SQLite format 3\0" else ""
-    return ""
+def _append_rest(source: str, target: str) -> None:
+    """Add to ``target`` what ``source`` has beyond its length."""
+    with open(source, "rb") as one, open(target, "ab") as other:
+        one.seek(other.seek(0, os.SEEK_END))
+        shutil.copyfileobj(one, other)
+
+
+def clear(tree: str, keep: set[str]) -> None:
+    """Empty the mirror, but for what is to stay."""
+    for folder, folders, names in os.walk(tree, topdown=False):
+        for path in (f"{folder}/{name}" for name in names):
+            if path not in keep:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        for name in folders:
+            with contextlib.suppress(OSError):
+                (os.unlink if os.path.islink(f"{folder}/{name}") else os.rmdir)(f"{folder}/{name}")
+
+
+def held(tree: str) -> set[str]:
+    """What this process has open or mapped below ``tree``."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        found.update(line.rstrip("\n").split(None, 5)[5] for line in maps if " /" in line)
+    return {path for path in found if path.startswith(tree + "/")}
 
 
 def _copy(want: Want, place: str, copies: dict[tuple[int, int], str]) -> None:
     inode = want.what.st_dev, want.what.st_ino
     if inode in copies:
         with contextlib.suppress(OSError):
-            return real.link(copies[inode], place)
-    source = real.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
+            return os.link(copies[inode], place)
+    source = os.open(want.source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        real.copy_file(source, place)
+        copy_file(source, place)
     finally:
-        real.close(source)
+        os.close(source)
     copies[inode] = place
 
 
 def _make_folder(path: str) -> bool:
     """``os.makedirs`` that no patch diverts; whether there was something to make."""
     try:
-        real.mkdir(path)
+        os.mkdir(path)
     except FileExistsError:
         return False
     except FileNotFoundError:
         _make_folder(os.path.dirname(path))
-        real.mkdir(path)
+        os.mkdir(path)
     return True
 
 
@@ -259,7 +294,7 @@ def _same_contents(want: Want, there: os.stat_result | None, path: str) -> bool:
     """Whether a large file stands at ``path`` as it is wanted: the voice had finished it."""
     if there is None or not stat.S_ISREG(there.st_mode) or not there.st_size == want.what.st_size >= LARGE:
         return False
-    with real.open_file(want.source, "rb") as one, real.open_file(path, "rb") as other:
+    with open(want.source, "rb") as one, open(path, "rb") as other:
         while chunk := one.read(LARGE):
             if chunk != other.read(LARGE):
                 return False
@@ -277,6 +312,6 @@ def _naming(path: str) -> Iterator[None]:
 
 def _lstat(path: str) -> os.stat_result | None:
     try:
-        return real.lstat(path)
+        return os.lstat(path)
     except OSError:
         return None
