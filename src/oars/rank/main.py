@@ -246,7 +246,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if plan.survives:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    world.waits_to_join, world.command = first > 0, rank_command()
+    world.waits_to_join, world.command = first > 0, rank_command(plan)
     board.leave(0)
     if world.origin not in world.servers:
         share_stdin(world, plan.stdin_tty is not None)
@@ -306,13 +306,14 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         if plan.joining or plan.resume:
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)
-        when_imported("torch", files.patch_torch)
     if many:
         from oars.adapt.python import figures
 
         figures.install(world)
-    if snapshots:
-        when_imported("torch", rewind.watch_torch)
+    if snapshots and not many:
+        from oars.adapt.replay import made
+
+        when_imported("torch", made.watch_torch)
 
     def torch_imported(_: Any) -> None:
         import oars.adapt.torch

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from oars.adapt.files import library
 from oars.cluster import launchers
 from oars.cluster.place import our_job
 from oars.hosts import lookout
@@ -165,10 +166,20 @@ def _hosts(plan: Plan, env: dict[str, str]) -> list[str]:
     return flags
 
 
-def rank_command(python: str = sys.executable) -> list[str]:
+def rank_command(plan: Plan, python: str = sys.executable, preload: str = library.PATH) -> list[str]:
     """What runs one rank, with the interpreter flags this process was given (``python -O -m oars run ...``)."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [python, *flags, "-m", "oars.rank.main"]
+    before: list[str] = []
+    if needs_library(plan):
+        if trouble := library.trouble():
+            raise UsageError(trouble)
+        before = library.preload(preload)
+    return [*before, python, *flags, "-m", "oars.rank.main"]
+
+
+def needs_library(plan: Plan) -> bool:
+    """Whether files are not simply those of the one rank: several write, or what is written is thrown away."""
+    return plan.ranks > 1 or bool(plan.resume) or plan.stop_after is not None
 
 
 def rank_environment(folder: Path, plan: Plan) -> dict[str, str]:

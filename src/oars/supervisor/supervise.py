@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.files import library
 from oars.adapt.replay.tape import GROW, GROWING
 from oars.cluster import launchers
 from oars.hosts.hub import HUB, Hub
@@ -115,7 +116,7 @@ class Supervisor:
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
-        program = launch.rank_command(stage.staged(self.plan, sys.executable))
+        program = launch.rank_command(self.plan, *(stage.staged(self.plan, path) for path in (sys.executable, library.PATH)))
         stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)

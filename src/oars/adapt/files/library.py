@@ -24,7 +24,7 @@ LOWER, THROUGH, KEPT, HERE, NEW, PURE, ABSENT, GONE = range(8)  # what a path st
 def trouble() -> str:
     """Why ranks cannot preload the library here, or ``""``."""
     if not os.path.exists(PATH):
-        return (f"the file library is not built ({PATH} is missing): install manyoars again where there is a C compiler")
+        return f"the file library is not built ({PATH} is missing): install manyoars again, where there is a C compiler"
     if re.search(r"[\s:]", PATH):
         return f"the file library cannot be preloaded from a path with a space or a colon in it: {PATH}"
     if platform.libc_ver()[0] != "glibc":
@@ -32,10 +32,10 @@ def trouble() -> str:
     return ""
 
 
-def preload() -> list[str]:
+def preload(path: str = PATH) -> list[str]:
     """What stands before a rank's command: the library comes after those that a site preloads itself."""
     others = os.environ.get("LD_PRELOAD", "")
-    return ["env", "LD_PRELOAD=" + ":".join(filter(None, [others, PATH]))]
+    return ["/usr/bin/env", "LD_PRELOAD=" + ":".join(filter(None, [others, path]))]
 
 
 @functools.cache
@@ -57,8 +57,8 @@ def loaded() -> bool:
 def begin(config: str) -> None:
     """From here on this process and its children see the files of the side that ``config`` names."""
     if _calls() is None:
-        raise SystemExit("oars: the file library is not loaded: something between oars and its ranks removes LD_PRELOAD "
-                         "from the environment (a launcher's wrapper?), or this Python is statically linked")
+        raise SystemExit("oars: the file library is not loaded: something between oars and its ranks removes LD_PRELOAD"
+                         " from the environment (a launcher's wrapper?), or this Python is statically linked")
     _check(_calls().oars_files_begin(os.fsencode(config)), config)
 
 
@@ -167,7 +167,8 @@ def before(shared: str) -> dict[str, str | None]:
 
 def made(shared: str) -> tuple[set[str], set[str]]:
     """What the run has made that was not there before, and the files that it appends to."""
-    made, appended = set(), set()
+    made: set[str] = set()
+    appended: set[str] = set()
     for tag, _, path in lines(shared + "/ledger"):
         if tag in "-a":
             (made if tag == "-" else appended).add(path)

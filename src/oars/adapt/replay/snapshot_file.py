@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oars.adapt.files import real
 from oars.adapt.replay.tape import FOLDER, Damaged
 
 KEPT = 2
@@ -137,7 +136,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
     ``sync`` is a file descriptor that must be on disk before the snapshot may count: the log it refers to.
     """
     place = folder / FOLDER
-    real.makedirs(place, exist_ok=True)
+    os.makedirs(place, exist_ok=True)
     path, part = place / name_of(step), place / f".{step:08d}.{os.getpid()}.part"
     offset, placed = 0, []
     for blob in blobs:
@@ -149,7 +148,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
     total = _HEAD + len(text) + offset + _DIGEST
     digest = hashlib.blake2b(digest_size=_DIGEST)
     try:
-        fd = real.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             def put(data: Any) -> None:
                 digest.update(data)
@@ -163,13 +162,13 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
             _write_all(fd, digest.digest())
             os.fsync(fd)
         finally:
-            real.close(fd)
+            os.close(fd)
         if sync is not None:
             os.fsync(sync)
-        real.rename(part, path)
+        os.rename(part, path)
     except OSError:
         try:
-            real.unlink(part)
+            os.unlink(part)
         except OSError:
             pass
         raise
@@ -190,26 +189,26 @@ def _size(array: Any) -> int:
 def _write_all(fd: int, data: Any) -> None:
     view = memoryview(data)
     while view:
-        view = view[real.write(fd, view[: 1 << 26]):]
+        view = view[os.write(fd, view[: 1 << 26]):]
 
 
 def _sync_folder(place: Path) -> None:
-    fd = real.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
             raise
     finally:
-        real.close(fd)
+        os.close(fd)
 
 
 def _prune(place: Path) -> None:
     """Keep the newest; remove what writers that were killed have left."""
     names = found(place)
-    for name in [*names[KEPT:], *(n for n in real.listdir(place) if n.endswith(".part"))]:
+    for name in [*names[KEPT:], *(n for n in os.listdir(place) if n.endswith(".part"))]:
         try:
-            real.unlink(place / name)
+            os.unlink(place / name)
         except OSError:
             pass
 
@@ -217,7 +216,7 @@ def _prune(place: Path) -> None:
 def found(place: Path) -> list[str]:
     """The names of the snapshots in a folder, the newest first."""
     try:
-        names = real.listdir(place)
+        names = os.listdir(place)
     except OSError:
         return []
     return sorted((n for n in names if re.fullmatch(r"\d{8,}\.snap", n)), key=lambda n: -int(n[:-5]))
@@ -226,7 +225,7 @@ def found(place: Path) -> list[str]:
 def read(path: Path) -> tuple[dict[str, Any], list[Blob]]:
     """Header and blobs (views of one buffer); raises Damaged for anything but a whole snapshot."""
     try:
-        with real.open_file(path, "rb") as file:
+        with open(path, "rb") as file:
             data = memoryview(file.read())
     except OSError as error:
         raise Damaged(error.strerror or str(error)) from None

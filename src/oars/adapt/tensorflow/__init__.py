@@ -1,6 +1,6 @@
 """TensorFlow aboard: gradients of the global loss (``gradients``), messages inside graphs (``wire``), steps that
-are done again after a loss (``again``), files that TensorFlow writes by itself (``files``), pipelines that are read in
-parts (``reading``), functions that leave the script (``exported``).
+are done again after a loss (``again``), pipelines that are read in parts (``reading``), functions that leave the script
+(``exported``).
 
 What is cut is a Keras model's call (``adapt/keras``); all other tensors are global on every rank. Scripts of
 TensorFlow 1 are in ``sessions``.
@@ -19,12 +19,10 @@ def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
     """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
     if plan.tf1:
         from oars.adapt.meet import meet
-        from oars.adapt.tensorflow import files
         from oars.adapt.tf1 import sessions
 
         if world is not None:
             meet.start(world, plan, record)
-            files.install(tf)
         sessions.install(tf, world, record)
         return
     if world is None:
@@ -32,10 +30,9 @@ def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
     from oars.adapt.meet import meet
     from oars.adapt.python.imports import when_imported
     from oars.adapt.python.random import common_seed
-    from oars.adapt.tensorflow import eager, exported, files, gradients, reading, recovery
+    from oars.adapt.tensorflow import eager, exported, gradients, reading, recovery
 
     meet.start(world, plan, record)
-    files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
     eager.install()
     gradients.install()

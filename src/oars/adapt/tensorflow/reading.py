@@ -24,7 +24,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import collectives, files
+from oars.adapt.tensorflow import collectives
 from oars.engine.world import RankLost
 
 _PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)  # they change no element
@@ -177,9 +177,8 @@ def install() -> None:
 
     @functools.wraps(plain)
     def iter_(self: Any) -> Any:
-        if not tf.executing_eagerly() or files.acting or threading.current_thread() is not threading.main_thread():
+        if not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread():
             return plain(self)
-        files.wait()
         while last:
             last.pop().begin()
         if self not in _known:

@@ -109,8 +109,6 @@ def _within(op: Any, loop: Any) -> bool:
 
 def _whole_graphs_placed(old: Any) -> None:
     """A session that places only what it runs, as an InteractiveSession does, loses what a partial run is fed later."""
-    from oars.adapt.tensorflow import files
-
     base = old.Session.__mro__[1]
     plain = base.__init__
 
@@ -119,7 +117,6 @@ def _whole_graphs_placed(old: Any) -> None:
         if isinstance(config, old.ConfigProto):
             config = old.ConfigProto.FromString(config.SerializeToString())
             config.graph_options.place_pruned_graph = False
-        files.wait()  # its readers read what the script may just have written
         plain(self, target, graph, config)
 
     base.__init__ = init

