@@ -116,7 +116,8 @@ class Supervisor:
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
-        program = launch.rank_command(self.plan, *(stage.staged(self.plan, path) for path in (sys.executable, library.PATH)))
+        python, preload = (stage.staged(self.plan, path) for path in (sys.executable, library.PATH))
+        program = launch.rank_command(self.plan, python, preload)
         stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)
