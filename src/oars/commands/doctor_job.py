@@ -14,8 +14,7 @@ from typing import Any
 
 from oars.cluster.host_list import Host
 from oars.cluster.place import Where, find
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi
+from oars.commands.planning import add_mpi, make_plan
 from oars.runfolder import UsageError
 from oars.supervisor.supervise import Supervisor
 

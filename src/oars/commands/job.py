@@ -30,9 +30,9 @@ from oars.commands.doctor_job import doctor_job, line
 from oars.commands.planning import versions
 from oars.commands.run import DOCTOR
 from oars.runfolder import JOB, RUNS, UsageError
+from oars.supervisor.closing import MARKS
 from oars.supervisor.screen import complain
 from oars.supervisor.stall import ABORTED
-from oars.supervisor.supervise import MARKS
 
 STOPPED = 128 + signal.SIGTERM
 SLURM_MAY_BE_EARLY = 90  # seconds: with a signal before the end

@@ -12,8 +12,7 @@ from typing import Any
 
 from oars.cluster.host_list import Host
 from oars.cluster.place import Place, Where, find, only_here
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi
+from oars.commands.planning import add_mpi, make_plan
 from oars.plan import available_cores, visible_gpus
 from oars.runfolder import UsageError
 from oars.supervisor.supervise import Supervisor

@@ -15,14 +15,15 @@ from oars.adapt.replay.snapshot_file import newest, read
 from oars.adapt.replay.tape import FOLDER, read_tape
 from oars.cluster.place import Where
 from oars.cluster.place import find as find_place
-from oars.commands.planning import make_plan, snapshot_plan
-from oars.commands.run import add_mpi, finish, start
+from oars.commands.planning import add_mpi, make_plan, snapshot_plan
+from oars.commands.run import finish, start
 from oars.hosts.kill_all import sweep
 from oars.plan import Period, Plan
 from oars.runfolder import UsageError, find_folder
+from oars.supervisor.closing import clear_marks
 from oars.supervisor.screen import complain
 from oars.supervisor.snapshot_requests import take_lock
-from oars.supervisor.supervise import Supervisor, clear_marks
+from oars.supervisor.supervise import Supervisor
 
 KEPT = ("seed", "batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "bind", "launcher",
         "stage_env", "wire")  # of the old plan

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi, start
+from oars.commands.planning import add_mpi, make_plan
+from oars.commands.run import start
 from oars.runfolder import UsageError, make_folder, stem_of
 from oars.supervisor.screen import complain
 from oars.supervisor.supervise import Supervisor

@@ -11,20 +11,20 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from oars.hosts.lookout import WAITS, addresses_of, claim, goes_on, lease, living_at
 from oars.hosts.reach import Reach
 from oars.plan import Plan
 from oars.runfolder import CutOff
-from oars.supervisor.screen import Screen
 
 
 class Sides:
     """One run's."""
 
-    def __init__(self, folder: Path, plan: Plan, screen: Screen, reach: Reach) -> None:
-        self.folder, self.plan, self.screen, self.reach = folder, plan, screen, reach
+    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None], reach: Reach) -> None:
+        self.folder, self.plan, self.say, self.reach = folder, plan, say, reach
         self.dark: dict[str, float] = {}  # host: when it was seen to be
         self.left: set[str] = set()  # those the others go on without
 
@@ -47,7 +47,7 @@ class Sides:
         self.left |= names
         lost = sorted(living.keys() - set(here))
         text = f"nothing has been heard of {' and '.join(sorted(names))} for {lease(self.plan) + waits:.0f} s"
-        self.screen.say(f"{text}: the ranks on the other hosts go on without")
+        self.say(f"{text}: the ranks on the other hosts go on without")
         with open(self.folder / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": time.time(), "event": "dark", "hosts": sorted(names), "ranks": lost}) + "\n")
         others = {living[rank] for rank in here} | {socket.gethostname()}

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any, NamedTuple
 
 from oars.engine.board import Slot
 from oars.hosts import stacks
-from oars.hosts.deputy import send
 from oars.hosts.hub import Hub
 
 ANSWERS_WITHIN = 5.0
@@ -161,3 +162,18 @@ def not_started(log: str) -> str:
         return ""
     said = [line for line in found[1].splitlines() if line.strip() and "plm:ssh" not in line]
     return f"cannot start ranks on {found[2]}: {said[-1] if said else 'nothing was said'}"
+
+
+def start_deputy(folder: Path, ranks: range) -> None:
+    """In a rank: start the deputy for these ranks of this host, outside of what MPI watches."""
+    null = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-m", "oars.supervisor.deputy", str(folder), str(ranks.start), str(ranks.stop)],
+                     stdin=null, stdout=null, stderr=null, start_new_session=True)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process of this host that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

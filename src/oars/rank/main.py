@@ -35,7 +35,6 @@ from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import share_stdin, stand_in_terminal, take_stdin, tell_terminal_size
 from oars.rank.survive import Survivor
-from oars.supervisor.launch import RANK_VARIABLES, rank_command
 
 BORN = time.time()
 
@@ -113,9 +112,9 @@ def settle(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) ->
         if socket.gethostname() != plan.host:
             gpus = visible_gpus()
             if local_rank == 0:
-                from oars.hosts import deputy
+                from oars.hosts.reach import start_deputy
 
-                deputy.start(folder, range(rank, rank + on_host))
+                start_deputy(folder, range(rank, rank + on_host))
     keep_memory()
     if not first:  # who joins others takes its share when it has
         take_cores(cores, local_rank, on_host)
@@ -152,7 +151,7 @@ def _launched(*names: str) -> str:
 
 def hide_ranks(plan: Plan) -> None:
     """Remove from the environment what a script could tell its rank by, once MPI has read it."""
-    for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
+    for name in [name for name in os.environ if launchers.RANK_VARIABLES.fullmatch(name)]:
         if name not in plan.mpi_settings:
             del os.environ[name]
     if plan.ranks > 1 and sys.version_info >= (3, 12):
@@ -246,7 +245,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if plan.survives:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    world.waits_to_join, world.command = first > 0, rank_command()
+    world.waits_to_join, world.command = first > 0, launchers.rank_command()
     board.leave(0)
     if world.origin not in world.servers:
         share_stdin(world, plan.stdin_tty is not None)
@@ -325,14 +324,19 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         oars.adapt.keras.install(keras, world, plan, record)
 
     def tensorflow_imported(tensorflow: Any) -> None:
-        import oars.adapt.tensorflow
+        if plan.tf1:
+            import oars.adapt.tf1
 
-        oars.adapt.tensorflow.install(tensorflow, world, plan, record)
+            oars.adapt.tf1.install(tensorflow, world, plan, record)
+        elif many:
+            import oars.adapt.tensorflow
+
+            oars.adapt.tensorflow.install(tensorflow, world, plan, record)
 
     def jax_imported(_: Any) -> None:
-        import oars.adapt.keras
+        import oars.adapt.jax
 
-        oars.adapt.keras.install_jax(world, plan, record)
+        oars.adapt.jax.install(world, plan, record)
 
     when_imported("torch", torch_imported)
     if many:

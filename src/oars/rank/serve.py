@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oars.engine.board import SERVES
 from oars.plan import Plan
-from oars.supervisor.stall_report import SERVES
 
 
 def chosen(servers: int, gpus: list[bool]) -> list[int]:

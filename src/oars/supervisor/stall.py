@@ -28,7 +28,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from oars.engine.board import Board, Slot
+from oars.engine.board import SERVES, Board, Slot
 from oars.hosts import stacks
 from oars.hosts.reach import Glance, Reach
 from oars.plan import Plan
@@ -261,7 +261,7 @@ class Watch:
 def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:
     """A line about the rank that the others wait for: it waits least, and by how much less than they is lost."""
     waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last[: len(first)]
-              if not slot.gone and slot.kind != stall_report.SERVES}
+              if not slot.gone and slot.kind != SERVES}
     if seconds < SLOW_RUN or len(waited) < 2:
         return []
     slow = min(waited, key=lambda rank: waited[rank])

@@ -8,11 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oars.engine.board import Slot
+from oars.engine.board import SERVES, Slot
 from oars.hosts import stacks
 from oars.plan import Plan
 
-SERVES = "serving"  # a server waits for nobody, unless it is stopped
 END = "end"  # of the script: a collective like any: MPI waits there for all
 BUSY = 0.05  # of a core
 MORE_PERIODS = 5  # from the report to the drop, by default

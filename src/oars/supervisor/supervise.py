@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oars.adapt.replay.tape import GROW, GROWING
+from oars.adapt.replay.tape import GROWING
 from oars.cluster import launchers
 from oars.hosts.hub import HUB, Hub
 from oars.hosts.kill_all import sweep
@@ -33,8 +33,9 @@ from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import StdinServer
 from oars.runfolder import CutOff, UsageError
 from oars.supervisor import launch, stage, stall
+from oars.supervisor.closing import clear_marks
 from oars.supervisor.screen import Screen
-from oars.supervisor.snapshot_requests import DONE, REQUEST, RESUMED, Asking, take_lock
+from oars.supervisor.snapshot_requests import Asking, take_lock
 
 POLL = 0.02  # seconds between looks at the voice's output while it prints: ranks may need every core we would use
 LOOK = 0.1  # and while it is silent; also between looks at all else
@@ -46,9 +47,6 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
-                   rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
 class Supervisor:
@@ -60,7 +58,7 @@ class Supervisor:
         self.screen = Screen(folder, show, quiet, plan.one_stream, resumed=bool(plan.resume))
         self.reach = Reach(folder)
         self.stall = stall.Watch(folder, plan, self.screen, self.reach)
-        self.sides = Sides(folder, plan, self.screen, self.reach)
+        self.sides = Sides(folder, plan, self.screen.say, self.reach)
         self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
@@ -115,7 +113,7 @@ class Supervisor:
 
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
-        program = launch.rank_command(stage.staged(self.plan, sys.executable))
+        program = launchers.rank_command(stage.staged(self.plan, sys.executable))
         stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)
@@ -362,14 +360,6 @@ class Supervisor:
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         self.snapshots.say_kept()
         return 128 + number
-
-
-def clear_marks(folder: Path) -> None:
-    """Take away what ranks and supervisor have told each other by, and what the ranks' views of files needed."""
-    for name in os.listdir(folder):
-        if MARKS.match(name):
-            os.unlink(folder / name)
-    shutil.rmtree(folder / "files", ignore_errors=True)
 
 
 def full(folder: Path) -> bool:

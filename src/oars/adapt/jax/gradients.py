@@ -9,15 +9,12 @@ from typing import Any
 import jax
 
 from oars.adapt.jax import collectives as wire
-from oars.adapt.keras.call import inside
-from oars.adapt.meet import meet
-
-active = False  # Keras runs on JAX
+from oars.adapt.meet import inside, meet
 
 
 def exchanged(grads: Any) -> Any:
     """Gradients averaged over ranks, once a model has run on own rows."""
-    if not active or meet.inside or meet.separate or not meet.calls:
+    if not meet.active or meet.inside or meet.separate or not meet.calls:
         return grads
     leaves, tree = jax.tree.flatten(grads)
     if any(map(wire.mapped, leaves)):
@@ -78,7 +75,7 @@ def _of_whole_models(name: str, plain: Any) -> Any:
     def transformed(function: Any, *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(function)
         def whole(*args: Any, **kwargs: Any) -> Any:
-            if active and not meet.inside:
+            if meet.active and not meet.inside:
                 meet.record.notice(f"in jax.{name} models run whole on every rank, no faster")
             with inside():
                 return function(*args, **kwargs)

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from oars.adapt.jax import collectives as wire
-from oars.adapt.jax import gradients
 from oars.adapt.meet import meet
 
 _jit = jax.jit
@@ -28,7 +27,7 @@ class Compiled:
         self._compiled = _jit(function, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (not gradients.active or meet.inside
+        if (not meet.active or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._compiled(*args, **kwargs)
         return wire.until_done(lambda: self._waited_for(args, kwargs))

@@ -14,11 +14,10 @@ import functools
 import re
 import threading
 import weakref
-from contextlib import contextmanager
 from typing import Any
 
 from oars.adapt.keras import trace
-from oars.adapt.meet import meet
+from oars.adapt.meet import inside, meet
 from oars.engine.world import RankLost
 
 wire: Any = None
@@ -33,19 +32,6 @@ class _Known:
         self.layers, self.reason = len(model._layers), trace.known_to_meet(model)
         self.unknown = trace.must_be_tried(model)
         self.calls, self.ways = 0, set[Any]()
-
-
-@contextmanager
-def inside(share: Any = None) -> Any:
-    """Nothing in here is cut; with ``share``, it runs on these rows."""
-    before = meet.split
-    meet.inside += 1
-    meet.split = share if share is not None else before
-    try:
-        yield
-    finally:
-        meet.inside -= 1
-        meet.split = before
 
 
 def whole(model: Any, args: Any, kwargs: Any) -> str:

@@ -16,28 +16,16 @@ from oars.plan import Plan
 
 
 def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
-    """Patch TensorFlow for this rank; on one rank nothing, but for ``--tf1``."""
-    if plan.tf1:
-        from oars.adapt.meet import meet
-        from oars.adapt.tensorflow import files
-        from oars.adapt.tf1 import sessions
-
-        if world is not None:
-            meet.start(world, plan, record)
-            files.install(tf)
-        sessions.install(tf, world, record)
-        return
-    if world is None:
-        return
+    """Patch TensorFlow for this rank of several."""
     from oars.adapt.meet import meet
     from oars.adapt.python.imports import when_imported
     from oars.adapt.python.random import common_seed
-    from oars.adapt.tensorflow import eager, exported, files, gradients, reading, recovery
+    from oars.adapt.tensorflow import exported, files, gradients, reading, recovery, tapes
 
     meet.start(world, plan, record)
     files.install(tf)
     tf.random.set_seed(common_seed("tensorflow"))
-    eager.install()
+    tapes.install()
     gradients.install()
     recovery.install()
     exported.install()

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import collectives, eager, exported, recovery
+from oars.adapt.tensorflow import collectives, exported, recovery, tapes
 from oars.engine.world import RankLost
 
 
@@ -31,7 +31,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
     of = tf.nest.flatten(sources)
-    weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
+    weights = not tapes.recording and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
     for i, mean in zip(dense, collectives.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:

@@ -1,1 +1,20 @@
 """TensorFlow 1.x scripts on today's TensorFlow (``--tf1``): old names, sessions, graphs that are cut in stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oars.plan import Plan
+
+
+def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
+    """Give TensorFlow its behaviour of 2017 (``world`` is None on one rank: then only steps are counted)."""
+    from oars.adapt.meet import meet
+    from oars.adapt.tf1 import sessions
+
+    if world is not None:
+        from oars.adapt.tensorflow import files
+
+        meet.start(world, plan, record)
+        files.install(tf)
+    sessions.install(tf, world, record)

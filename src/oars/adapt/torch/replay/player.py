@@ -155,7 +155,7 @@ def unnumbered(inner: Any, iterator: Any) -> Any:
     if data is StopIteration or not describe.same(describe.describe(data), kind):
         raise Diverged(f"the loader at {site()} gives other batches than the first time")
     streams.play()
-    progress.last_batch = data
+    progress.next_batch(data)
     return data
 
 
@@ -240,7 +240,7 @@ class Batches:
         if tape.skips:
             data = describe.build(kind, _moulds.get(self._loader))
         streams.play()
-        progress.last_batch = data
+        progress.next_batch(data)
         return data
 
     def _read(self, parts: list) -> Any:

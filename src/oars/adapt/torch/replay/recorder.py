@@ -152,7 +152,7 @@ def iter_next(inner: Any) -> Any:
         if tape.busy or threading.current_thread() is not threading.main_thread():  # a thread reads ahead of the script
             return inner(self)
         ctx.snapshots.boundary("b")
-        progress.last_batch = None
+        progress.next_batch(None)
         if tape.playing:
             return player.unnumbered(inner, self)
         tape.busy += 1
@@ -168,7 +168,7 @@ def iter_next(inner: Any) -> Any:
         tape.put_kind(b"b", describe.describe(data))
         if reads:
             streams.leave()
-        progress.last_batch = data
+        progress.next_batch(data)
         return data
 
     return next_
@@ -182,7 +182,7 @@ def backward(inner: Any) -> Any:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if tape.busy:
             return inner(*args, **kwargs)
-        progress.backwards += 1
+        progress.goes_back()
         if tape.skips:
             return None
         tape.busy += 1  # hooks of the script's may read values in there
@@ -213,15 +213,15 @@ def grad(inner: Any) -> Any:
 def step(step: Any) -> Any:
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        progress.passed_over = False
+        progress.leave_out(False)
         if tape.busy:
             return step(self, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
-        progress.in_step += 1
+        progress.enter_step()
         try:
             out = player.step(self, closure) if tape.playing else _recorded_step(step, self, closure, args, kwargs)
         finally:
-            progress.in_step -= 1
+            progress.leave_step()
         progress.at_step[self] = progress.backwards
         ctx.snapshots.made_step(self)
         return out
@@ -252,7 +252,7 @@ def step_and_hooks(step: Any) -> Any:
     """Around all that belongs to a step, the hooks on it too."""
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        progress.passed_over = isinstance(self, Optimizer)
+        progress.leave_out(isinstance(self, Optimizer))
         out = step(self, *args, **kwargs)
         if tape.busy:
             return out
@@ -270,11 +270,11 @@ def scaler_step(scaler_step: Any) -> Any:
     """A step by a GradScaler is over with the scaler's update: until then it holds what it found."""
     @functools.wraps(scaler_step)
     def call(*args: Any, **kwargs: Any) -> Any:
-        progress.in_step += 1
+        progress.enter_step()
         try:
             return scaler_step(*args, **kwargs)
         finally:
-            progress.in_step -= 1
+            progress.leave_step()
 
     return call
 

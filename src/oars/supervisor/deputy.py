@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -27,18 +26,13 @@ from typing import Any
 from oars.hosts import stacks
 from oars.hosts.hub import HUB, say
 from oars.hosts.kill_all import sweep
+from oars.hosts.reach import send
 from oars.plan import Plan
 from oars.supervisor import stage
+from oars.supervisor.closing import clear_marks, seal
 
 LOOKS_EVERY = 0.25  # seconds
 DEAD = ("Z", "X", "")  # the kernel's letters; or no such process
-
-
-def start(folder: Path, ranks: range) -> None:
-    """In a rank: start the deputy for these ranks of this host, outside of what MPI watches."""
-    null = subprocess.DEVNULL
-    subprocess.Popen([sys.executable, "-m", "oars.hosts.deputy", str(folder), str(ranks.start), str(ranks.stop)],
-                     stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 class Deputy:
@@ -69,9 +63,6 @@ class Deputy:
 
     def _close(self) -> None:
         """Nobody else does: the command is on the other side of a cut link."""
-        from oars.commands.run import seal
-        from oars.supervisor.supervise import clear_marks
-
         codes = [json.loads(path.read_text())["code"] for path in self.folder.glob("exit-*.json")]
         seal(self.folder, max(codes, default=1) if (self.folder / "summary.json").exists() else 1)
         clear_marks(self.folder)
@@ -119,14 +110,6 @@ class Deputy:
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(seen))
         os.replace(part, path)
-
-
-def send(pid: int, number: int) -> None:
-    """A signal to a process of this host that may have ended."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def main() -> None:
