@@ -48,7 +48,7 @@ class Meet:
         self.record: Any = None
         self.plan = Plan()
         self.backend = "tensorflow"  # Keras's
-        self.active = False  # models run on own rows: Keras is imported, on a backend that is cut
+        self.keras_on_jax = False  # so JAX's gradients may be those of models on own rows
         self.rank, self.size = 0, 1
         self.lost = False  # a rank died in a compiled step: its results are void
         self.era = 0  # how often ranks were lost

@@ -12,7 +12,7 @@ def install(world: Any, plan: Plan, record: Any) -> None:
     """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
     import jax
 
-    from oars.adapt.jax import gradients, recovery
+    from oars.adapt.jax import seams
     from oars.adapt.meet import meet
 
     # A callback that is given large arrays waits for a copy by the same threads that run the program: with few cores
@@ -21,5 +21,4 @@ def install(world: Any, plan: Plan, record: Any) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("PJRT_NPROC", str(max(2, cores)))
     meet.start(world, plan, record)
-    gradients.install()
-    recovery.install()
+    seams.install()

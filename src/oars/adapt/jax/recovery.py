@@ -27,7 +27,7 @@ class Compiled:
         self._compiled = _jit(function, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (not meet.active or meet.inside
+        if (not meet.keras_on_jax or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._compiled(*args, **kwargs)
         return wire.until_done(lambda: self._waited_for(args, kwargs))
@@ -43,12 +43,12 @@ class Compiled:
         return getattr(self._compiled, name)
 
 
-def install() -> None:
-    """Patch jax.jit, for what is compiled from now on."""
-    @functools.wraps(_jit)
+def jit(inner: Any) -> Any:
+    """In place of ``jax.jit``, for what is compiled from now on."""
+    @functools.wraps(inner)
     def jit(function: Any = None, **options: Any) -> Any:
         if function is None:
             return functools.partial(jit, **options)
         return Compiled(function, **options)
 
-    jax.jit = jit
+    return jit

@@ -216,24 +216,25 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     return tree.map_structure(joined, outs[0])
 
 
-def install(keras: Any, wire_: Any) -> None:
-    """Patch ``keras.Model``'s calls."""
-    global wire
-    wire = wire_
-    layer_call, stateless = keras.Model.__call__, keras.Model.stateless_call
-
-    @functools.wraps(layer_call)
+def called(inner: Any) -> Any:
+    """Around ``Model.__call__``."""
+    @functools.wraps(inner)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return split(self, functools.partial(layer_call, self), args, kwargs)
+        return split(self, functools.partial(inner, self), args, kwargs)
 
-    @functools.wraps(stateless)
+    return call
+
+
+def stateless_called(inner: Any) -> Any:
+    """Around ``Model.stateless_call``."""
+    @functools.wraps(inner)
     def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: Any,
                        return_losses: bool = False, **kwargs: Any) -> Any:
         others: list[Any] = []
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            out, *others[:] = stateless(self, trainable_variables, non_trainable_variables, *args,
-                                        return_losses=return_losses, **kwargs)
+            out, *others[:] = inner(self, trainable_variables, non_trainable_variables, *args,
+                                    return_losses=return_losses, **kwargs)
             return out
 
         if meet.backend == "jax" and any(map(wire.mapped, [*trainable_variables, *non_trainable_variables])):
@@ -242,12 +243,17 @@ def install(keras: Any, wire_: Any) -> None:
         out = split(self, plain, args, kwargs)
         return (out, *others)
 
-    keras.Model.__call__, keras.Model.stateless_call = call, stateless_call
-    for name in ("export", "save"):
-        setattr(keras.Model, name, _uncut(getattr(keras.Model, name)))
+    return stateless_call
 
 
-def _uncut(method: Any) -> Any:
+def begin(collectives: Any) -> None:
+    """Ranks talk by these, TensorFlow's or JAX's."""
+    global wire
+    wire = collectives
+
+
+def uncut(method: Any) -> Any:
+    """Around what goes through a model without running it on a batch."""
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with inside():

@@ -20,8 +20,6 @@ from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import collectives, tapes
 from oars.engine.world import RankLost
 
-_gradient = tf.GradientTape.gradient  # as TensorFlow has it
-
 
 class _Whole:
     """All rows, and no share of them."""
@@ -69,7 +67,7 @@ class Call:
             tape.watch(before)
             ins, outs = self.forward(_Whole(), tape)
         at = [i for i, g in enumerate(grads) if g is not None and outs[i].dtype.is_floating]
-        found = _gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
+        found = tapes.true_gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
                           [grads[i] for i in at])
         return found[: len(ins)], found[len(ins):]
 
@@ -101,7 +99,7 @@ class Call:
         at = [i for i, g in enumerate(grads) if g is not None and self.outs[i].dtype.is_floating]
         true = [collectives.total(grads[i]) / tf.cast(meet.size, grads[i].dtype) for i in at]  # (maybe the same)
         sources = [self.given.get(id(v), v) for v in variables]
-        found = _gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
+        found = tapes.true_gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
                           [self.share.cut(g) for g in true])
         own, sums = found[: len(self.ins)], found[len(self.ins):]
         for i, g in enumerate(sums):

@@ -39,16 +39,14 @@ def exchanged(grads: Any, sources: Any) -> Any:
     return tf.nest.pack_sequence_as(grads, leaves)
 
 
-def install() -> None:
-    """Patch GradientTape.gradient, and tf.gradients, which works in functions."""
-    plain = tf.GradientTape.gradient
-
-    @functools.wraps(plain)
+def gradient(inner: Any) -> Any:
+    """Around ``GradientTape.gradient``."""
+    @functools.wraps(inner)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         grads = None
         while True:
             try:
-                grads = plain(self, target, sources, *args, **kwargs) if grads is None else grads
+                grads = inner(self, target, sources, *args, **kwargs) if grads is None else grads
                 return exchanged(grads, sources)
             except (RankLost, tf.errors.OpError) as error:
                 if not meet.lost and not isinstance(error, RankLost):
@@ -58,16 +56,10 @@ def install() -> None:
                     raise
                 collectives.renew()
 
-    tf.GradientTape.gradient = gradient
-    for name in ("jacobian", "batch_jacobian"):
-        setattr(tf.GradientTape, name, _one_by_one(getattr(tf.GradientTape, name)))
-    from tensorflow.python.ops import gradients as inner
-
-    for module in (tf, tf.compat.v1, inner):
-        module.gradients = _exchanging(module.gradients)
+    return gradient
 
 
-def _one_by_one(plain: Any) -> Any:
+def one_by_one(plain: Any) -> Any:
     """A Jacobian's gradients. TensorFlow takes them all at once, where no message can be sent: an eager loop's come
     from models that run whole (``eager``), a graph's are taken one after the other."""
     @functools.wraps(plain)
@@ -83,7 +75,8 @@ def _one_by_one(plain: Any) -> Any:
     return jacobian
 
 
-def _exchanging(plain: Any) -> Any:
+def exchanging(plain: Any) -> Any:
+    """Around ``tf.gradients``, which works in functions."""
     @functools.wraps(plain)
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         return exchanged(plain(ys, xs, *args, **kwargs), xs)

@@ -10,24 +10,28 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 recording: list[Any] = []  # outermost first
+true_gradient = tf.GradientTape.gradient  # as TensorFlow has it
 
 
-def install() -> None:
-    """Patch GradientTape: know which of them record."""
-    push, pop = tf.GradientTape._push_tape, tf.GradientTape._pop_tape
-
-    @functools.wraps(push)
-    def pushed(self: Any) -> None:
-        push(self)
+def pushed(inner: Any) -> Any:
+    """Around ``GradientTape._push_tape``."""
+    @functools.wraps(inner)
+    def push(self: Any) -> None:
+        inner(self)
         recording.append(self)
         self._oars_graph = tf.compat.v1.get_default_graph()
 
-    @functools.wraps(pop)
-    def popped(self: Any) -> None:
-        pop(self)
+    return push
+
+
+def popped(inner: Any) -> Any:
+    """Around ``GradientTape._pop_tape``."""
+    @functools.wraps(inner)
+    def pop(self: Any) -> None:
+        inner(self)
         recording.remove(self)
 
-    tf.GradientTape._push_tape, tf.GradientTape._pop_tape = pushed, popped
+    return pop
 
 
 def through_a_loop() -> bool:

@@ -10,11 +10,11 @@ from oars.plan import Plan
 def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
     """Give TensorFlow its behaviour of 2017 (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.meet import meet
-    from oars.adapt.tf1 import sessions
+    from oars.adapt.tf1 import seams
 
     if world is not None:
         from oars.adapt.tensorflow import files
 
         meet.start(world, plan, record)
         files.install(tf)
-    sessions.install(tf, world, record)
+    seams.install(world is not None, record)
