@@ -24,8 +24,10 @@ FLOORS = (
 # Typed objects that several modules write to by design; everything else is written by its own module only.
 SHARED_OBJECTS = ("oars.adapt.torch.context.ctx", "oars.adapt.meet.meet", "oars.adapt.replay.tape.tape")
 
-# Files that may assign to what other packages define. adapt/files is replaced as a whole by the next issue.
-SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/files/|^src/oars/adapt/replay/rewind\.py$")
+# Files that may assign to what other packages define: the tables, and what puts them in place. What rewrites files
+# (adapt/files, rewind.py, TensorFlow's files.py) is replaced as a whole by the next issue.
+SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/python/patching\.py$|^src/oars/adapt/files/"
+                   r"|^src/oars/adapt/replay/rewind\.py$|^src/oars/adapt/tensorflow/files\.py$")
 # Attributes that the standard library and mpi4py tell programs to assign; this is no patch.
 SETTINGS = re.compile(r"sys\.(argv|std\w+|__std\w+__|last_\w+)$|mpi4py\.rc\.\w+$")
 # Functions get frameworks as parameters, under these names or annotated as ModuleType.

@@ -16,6 +16,7 @@ from typing import Any
 from oars.adapt import files
 from oars.adapt.replay.tape import Diverged, tape
 from oars.engine import Astray
+from oars.rank import seams
 from oars.rank.record import Record
 from oars.rank.script import exit_code, print_error
 from oars.rank.survive import Survivor
@@ -35,7 +36,7 @@ class Ends:
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
-        os._exit = self.hard_exit  # type: ignore[assignment]
+        seams.watch_exit(self.hard_exit)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.interrupt)
         _reserve(self.folder, f"exit-{self.rank}.json")

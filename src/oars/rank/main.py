@@ -297,19 +297,16 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
-        from oars.adapt.python import clock, random
+        from oars.adapt.python import seams
         from oars.adapt.replay import rewind
 
-        random.install(world or Alone(), plan)
-        clock.install(None if plan.sync != "allreduce" else world)
-        if plan.joining or plan.resume:
-            clock.pass_over_sleep()
-        when_imported("torch", random.seed_torch)
+        seams.install_random(world or Alone(), plan)
+        seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
         when_imported("torch", files.patch_torch)
     if many:
-        from oars.adapt.python import figures
+        from oars.adapt.python.seams import install_figures
 
-        figures.install(world)
+        install_figures(world)
     if snapshots:
         when_imported("torch", rewind.watch_torch)
 

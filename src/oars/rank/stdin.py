@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from oars.rank import seams
+
 VARIABLE = "OARS_STDIN"
 
 
@@ -72,18 +74,19 @@ def stand_in_terminal(size: Sequence[int]) -> None:
 
 def tell_terminal_size(size: Sequence[int]) -> None:
     """``os.get_terminal_size()`` answers as at the user's terminal: ranks write to files, and would get an error."""
-    real = os.get_terminal_size
+    def layer(real: Any) -> Any:
+        @functools.wraps(real)
+        def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+            try:
+                return real(fd)
+            except OSError:
+                if fd != 1:
+                    raise
+                return os.terminal_size((size[0], size[1]))
 
-    @functools.wraps(real)
-    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
-        try:
-            return real(fd)
-        except OSError:
-            if fd != 1:
-                raise
-            return os.terminal_size((size[0], size[1]))
+        return get_terminal_size
 
-    os.get_terminal_size = get_terminal_size
+    seams.tell_terminal_size(layer)
 
 
 def share_stdin(world: Any, terminal: bool) -> None:
