@@ -17,12 +17,11 @@ SEVERAL_RANKS = Mode("several ranks")
 _old = tf.compat.v1
 _Session = _old.Session.__mro__[1]
 _LOSSES = " ".join(f"{name}_cross_entropy_with_logits" for name in ("softmax", "sparse_softmax", "sigmoid"))
-# These are TensorFlow's own again once ``names`` are given.
-OLDER = (
-    Seam(tf, "concat", (names.concat,)),
-    Seam(tf, "split", (names.split,)),
-    Seam(tf.nn, _LOSSES, (names.loss,)),
-)
+
+
+def older() -> tuple[Seam, ...]:
+    """Functions whose arguments had another order; ``tf.nn`` is that of 2017 once the names are given."""
+    return (Seam(tf, "concat", (names.concat,)), Seam(tf, "split", (names.split,)), Seam(tf.nn, _LOSSES, (names.loss,)))
 
 
 def table(record: Any) -> tuple[Seam, ...]:
@@ -43,5 +42,5 @@ def install(many: bool, record: Any) -> None:
     sessions.behave(tf)
     for owner, name, value in names.given(tf):
         patching.put(owner, name, value)
-    patching.install(OLDER, frozenset())
+    patching.install(older(), frozenset())
     patching.install(table(record), {SEVERAL_RANKS} if many else frozenset())
