@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from oars import runfolder
+
 SIZES = (65536, 1 << 20, 1 << 23, 1 << 25)  # bytes of an average
 MESSAGES = (8, 4096, 65536, 1 << 20, 1 << 24)
 WINDOW, ROUNDS = 0.25, 5  # seconds of work at a time; how often all and one take turns
@@ -33,7 +35,7 @@ def main() -> None:
     from oars.plan import Plan
 
     folder = Path(os.environ["OARS_RUN_FOLDER"])
-    board = Board.open(folder / "board", MPI.COMM_WORLD.rank)
+    board = Board.open(folder / runfolder.BOARD, MPI.COMM_WORLD.rank)
     world = World.over_mpi(board, survives=Plan.read(folder).survives)
     found = {"pair": pair(world.comm)} if sys.argv[1] == "pair" else node(world)
     if world.rank == 0:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.cluster.place import Where, find
 from oars.commands.planning import add_mpi, make_plan
 from oars.commands.staging import line as stage_line
@@ -20,8 +21,6 @@ from oars.supervisor.closing import seal
 from oars.supervisor.screen import closing_lines
 from oars.supervisor.supervise import Supervisor
 
-DOCTOR = "doctor.json"  # in the folder of a submitted run: what was found out about its nodes
-
 
 def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options: dict[str, Any], script: str,
         args: list[str], module: bool) -> int:
@@ -31,8 +30,8 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     if plan.ranks > 1:
         add_mpi(plan)
     folder = make_folder(name, stem_of(script, module))
-    if (folder / DOCTOR).exists():
-        plan.doctor = json.loads((folder / DOCTOR).read_text())
+    if (folder / runfolder.DOCTOR).exists():
+        plan.doctor = json.loads((folder / runfolder.DOCTOR).read_text())
     supervisor = Supervisor(folder, plan, quiet=quiet)
     if plan.ranks > 1 and not plan.survives and not launch.told_not_to_survive():
         supervisor.screen.say("a dead rank will end this run: " + why_not(plan))

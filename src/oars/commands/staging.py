@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from oars import runfolder
 from oars.cluster.host_list import Host
 from oars.cluster.place import Place
 from oars.commands.planning import add_mpi, make_plan
@@ -67,12 +68,12 @@ def _broadcast(folder: Path, plan: Plan, place: str, roots: dict[str, str]) -> i
     own = make_plan(script, words, False, None, where, each, share_gpus=True, snapshot=None,
                     batch="split", stall=60.0, on_stall=None, launcher=plan.launcher)
     add_mpi(own)
-    inner = folder / "stage"
+    inner = folder / runfolder.STAGE
     inner.mkdir()
     own.write(inner)
     code = Supervisor(inner, own, show=False).run()
     try:
-        size = int((inner / "rank-0.log").read_text())
+        size = int((inner / runfolder.log(0)).read_text())
     except (OSError, ValueError):
         code, size = code or 1, 0
     if code:

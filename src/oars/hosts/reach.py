@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oars import runfolder
 from oars.engine.board import Slot
 from oars.hosts import stacks
 from oars.hosts.hub import Hub
@@ -117,7 +118,7 @@ class Reach:
 
     def _order(self, host: str, **order: Any) -> int:
         number = next(self._numbers)
-        fd = os.open(self.folder / f"orders-{host}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        fd = os.open(self.folder / runfolder.orders(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             os.write(fd, json.dumps({**order, "number": number}).encode() + b"\n")
         finally:
@@ -125,7 +126,7 @@ class Reach:
         return number
 
     def _answer(self, host: str, number: int) -> dict[str, Any] | None:
-        path = self.folder / f"answer-{host}-{number}.json"
+        path = self.folder / runfolder.answer(host, number)
         try:
             told = json.loads(path.read_text())
             path.unlink()
@@ -141,7 +142,7 @@ def missing_hosts(hosts: list[tuple[str, int]], seen: set[str], seconds: float) 
         return f"{', '.join(gone)} was lost while the ranks were starting"
     first, missing = 0, []
     for host, ranks in hosts:
-        if not any(f"born-{rank}" in seen for rank in range(first, first + ranks)):
+        if not any(runfolder.born(rank) in seen for rank in range(first, first + ranks)):
             missing.append(host)
         first += ranks
     if missing and seconds > HOSTS_COME_WITHIN:

@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt import files
-from oars.adapt.replay.tape import GROWING, tape
+from oars.adapt.replay.tape import tape
 from oars.cluster import launchers
 from oars.hosts import links
 from oars.hosts.hub import HUB
@@ -48,7 +49,7 @@ def main() -> None:
         plan.joining = joining_plan(folder, first)
     rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
-    write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
+    write(folder, runfolder.born(rank), [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
         cores = available_cores()
@@ -134,7 +135,7 @@ def keep_memory() -> None:
 def joining_plan(folder: Path, first: int) -> dict[str, Any]:
     """What ranks that join have to know; if nobody waits for them any more they end."""
     try:
-        told = json.loads((folder / GROWING).read_text())
+        told = json.loads((folder / runfolder.GROWING).read_text())
     except (OSError, ValueError):
         told = {}
     if told.get("first") != first:
@@ -162,7 +163,7 @@ def hide_ranks(plan: Plan) -> None:
 
 def redirect_output(folder: Path, rank: int, plan: Plan) -> None:
     """This rank's stdout and stderr, its children's too, go to its files in the run folder, line by line."""
-    for fd, name in ((1, f"rank-{rank}.log"), (2, error_file(rank, plan))):
+    for fd, name in ((1, runfolder.log(rank)), (2, error_file(rank, plan))):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(file, fd)
         os.close(file)
@@ -220,7 +221,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     from oars.engine.board import Board
     from oars.hosts import stacks
 
-    board = Board.open(folder / "board", rank)
+    board = Board.open(folder / runfolder.BOARD, rank)
     stacks.answer(folder, rank, board.supervisor)
     board.enter("start")
     from mpi4py import MPI
@@ -232,7 +233,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if world.size != plan.ranks and not first:
             library = MPI.Get_library_version().partition(",")[0].strip()
             starter = f"mpirun ({plan.mpi})" if plan.launcher == "mpirun" else plan.launcher
-            write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
+            write(folder, runfolder.error(rank), {"usage": f"{starter} and mpi4py ({library}) are of "
                    "different MPIs: see oars doctor"})
             true_exit(2)
         world.together("start", lambda: None)  # nobody goes on before all are there
@@ -348,16 +349,16 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         tape.strict = False
         return
     if plan.resume:
-        from oars.adapt.replay.snapshot_file import FOLDER, read
+        from oars.adapt.replay.snapshot_file import read
 
-        header = read(folder / FOLDER / plan.resume)[0]
+        header = read(folder / runfolder.SNAPSHOTS / plan.resume)[0]
         record.played = True
         rewind.begin(rank, folder, header["files"])
         tape.begin(folder, record.voice, header["tape"])
         tape.strict = header["ranks"] == plan.ranks
         return
     if many or verified:  # ... and must not find what its first run wrote: then no rank's files are real
-        files.install(rank, record.voice and not verified, folder / "files", same_for_all=(folder,))
+        files.install(rank, record.voice and not verified, folder / runfolder.FILES, same_for_all=(folder,))
     if snapshots:
         tape.begin(folder, record.voice)
         if record.voice:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.engine.board import SERVES
 from oars.plan import Plan
 
@@ -32,14 +33,14 @@ def serve(folder: Path, plan: Plan, world: Any) -> None:
     folder_of_script = os.getcwd() if plan.module else os.path.dirname(os.path.realpath(plan.script))
     sys.path.insert(0, folder_of_script)  # an optimizer's class may be in a module beside the script
     workers = [rank for rank in range(plan.ranks) if rank not in world.servers]
-    signal.signal(signal.SIGINT, lambda *_: (folder / f"interrupted-{world.origin}").touch())
+    signal.signal(signal.SIGINT, lambda *_: (folder / runfolder.interrupted(world.origin)).touch())
     lazy_dynamo.put_off()
     server = Server(Mail(world.star), workers, world.servers, plan.staleness, plan.backup,
                     lambda data: Holder(data, plan.wire))
 
     def over() -> bool:
         world.board.enter(SERVES)
-        return all((folder / f"exit-{rank}.json").exists() for rank in server.workers)
+        return all((folder / runfolder.exit_file(rank)).exists() for rank in server.workers)
 
     server.run(over)
     facts = {"role": "server", "pushes": server.pushes, "busy_seconds": round(server.busy, 6),

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt import files
 from oars.plan import Plan
 from oars.rank.record import Record
@@ -54,7 +55,7 @@ class Survivor:
             dead = {m for m in fallen if not self._ended(m)}
             living = [m for m in self.world.members if m not in dead]
             self._look_at_servers()
-            summary = (self.folder / "summary.json").exists()  # the voice's last word
+            summary = (self.folder / runfolder.SUMMARY).exists()  # the voice's last word
             first = next(m for m in self.world.members if m not in fallen)
             if not summary and first == self.world.origin and not self.record.voice:
                 self.take_over()
@@ -80,7 +81,7 @@ class Survivor:
                 self.record.close()
 
     def _ended(self, rank: int) -> bool:
-        return (self.folder / f"exit-{rank}.json").exists()
+        return (self.folder / runfolder.exit_file(rank)).exists()
 
     def _dead(self, living: list[int]) -> set[int]:
         known = {*self.world.node_of, *self.world.servers, *self._servers}
@@ -91,4 +92,4 @@ class Survivor:
                          len(living) + len(self.world.servers))
         if self.record.voice:
             for rank in self._dead(living):  # all: whoever had to say it before may be dead too
-                os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))
+                os.close(os.open(self.folder / runfolder.lost(rank), os.O_WRONLY | os.O_CREAT, 0o666))

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import perf_counter, time  # as they are now: scripts are given another clock later
 from typing import Any
 
+from oars import runfolder
+
 PHASES = ("data", "forward", "backward", "exchange", "update", "other")
 EVERY = 1.0  # seconds
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -27,7 +29,7 @@ class Times:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.inside = False  # a phase that must not be cut into others (a backward within a backward)
         self.device_memory: Callable[[], int] | None = None  # bytes in use on a GPU, where an adapter knows
-        self._path = folder / f"times-{world.origin if world is not None else 0}.jsonl"
+        self._path = folder / runfolder.times(world.origin if world is not None else 0)
         self._world, self._pid = world, os.getpid()
         self._began: float | None = None
         self._at = self._talked = self._due = 0.0

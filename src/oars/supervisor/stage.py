@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from oars import runfolder
 from oars.plan import Plan
 from oars.runfolder import RUNS
 
@@ -158,7 +159,7 @@ def clear(plan: Plan) -> None:
 
 def mark(plan: Plan, folder: Path, host: str) -> Path:
     """The mark of another host that has a copy; it goes with the copy."""
-    path = folder / f"staged-{host}"
+    path = folder / runfolder.staged(host)
     if plan.stage is not None:
         path.touch()
     return path
@@ -168,7 +169,7 @@ def wait_for_others(folder: Path) -> None:
     """Until the other hosts' copies are gone: when the command has ended a scheduler may end all that is left there."""
     until = time.monotonic() + CLEARED_WITHIN
     while time.monotonic() < until:
-        with_copies = {path.name.removeprefix("staged-") for path in folder.glob("staged-*")}
+        with_copies = {path.name.removeprefix(runfolder.staged("")) for path in folder.glob(runfolder.staged("*"))}
         if all(any((folder / f"{how}-{host}").exists() for how in ("gone", "dark")) for host in with_copies):
             return
         time.sleep(0.05)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from oars import runfolder
 from oars.adapt.meet import meet
 
 _models: list[Any] = []
@@ -230,7 +231,7 @@ def _leave_weights(variables: Any) -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     arrays = _arrays(variables)
     if meet.record.voice:
-        np.savez(meet.record.folder / "weights.npz", *arrays)
+        np.savez(meet.record.folder / runfolder.WEIGHTS, *arrays)
     digest(arrays)
 
 
@@ -240,6 +241,6 @@ def digest(arrays: list[np.ndarray] | None = None) -> None:
         arrays = [a for model in _models for a in _arrays(model.weights)]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     name = meet.world.origin if meet.world is not None else 0
-    fd = os.open(meet.record.folder / f"weights-digest-{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = os.open(meet.record.folder / runfolder.weights_digest(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)

@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt import files
 from oars.adapt.files import held, patches, real
 from oars.adapt.files.view import GONE, TEMPORARY, THROUGH
@@ -174,7 +175,7 @@ def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
         _hushed.append((fd, os.dup(fd)))
         os.dup2(nowhere, fd)
     os.close(nowhere)
-    files.install(rank, False, folder / "files", same_for_all=(folder,))
+    files.install(rank, False, folder / runfolder.FILES, same_for_all=(folder,))
     for path in told["made"]:
         if os.path.lexists(path):
             _overlay().mark(real.realpath(os.path.dirname(path)).rstrip("/") + "/" + os.path.basename(path), GONE)
@@ -284,7 +285,7 @@ def _cut(path: str, length: int, folder: Path) -> None:
     now = _length(path)
     if now is None or now <= length:
         return
-    kept = folder / "snapshots" / "cut" / path.lstrip("/").replace("/", "%")
+    kept = folder / runfolder.SNAPSHOTS / "cut" / path.lstrip("/").replace("/", "%")
     real.makedirs(kept.parent, exist_ok=True)
     with real.open_file(path, "rb") as source, real.open_file(kept, "ab") as target:
         source.seek(length)

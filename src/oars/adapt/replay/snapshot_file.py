@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from oars import runfolder
 from oars.adapt.files import real
-from oars.adapt.replay.tape import FOLDER, Damaged
+from oars.adapt.replay.tape import Damaged
 
 KEPT = 2
 MAGIC = b"OARSNAP1"
@@ -136,7 +137,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
 
     ``sync`` is a file descriptor that must be on disk before the snapshot may count: the log it refers to.
     """
-    place = folder / FOLDER
+    place = folder / runfolder.SNAPSHOTS
     real.makedirs(place, exist_ok=True)
     path, part = place / name_of(step), place / f".{step:08d}.{os.getpid()}.part"
     offset, placed = 0, []
@@ -261,7 +262,7 @@ def newest(folder: Path, check: Callable[[dict[str, Any]], None]) -> tuple[Path 
 
     ``check`` may raise Damaged for a snapshot whose log is not good.
     """
-    place = folder / FOLDER
+    place = folder / runfolder.SNAPSHOTS
     told: list[str] = []
     for name in found(place):
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
-import json
 import os
 from time import thread_time
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from oars import runfolder
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.adapt.torch.recovery import lineage
@@ -206,12 +206,8 @@ def write_ledger() -> None:
     lines = []
     for iteration, batch, indices in ctx.handed:
         first, rows = own(offsets_of(len(indices)))
-        mine = indices[first : first + rows]
-        lines.append(json.dumps({"iteration": iteration, "batch": batch, "of": len(indices), "era": ctx.era,
-                                 "samples": [int(i) for i in mine]}) + "\n")
-    fd = os.open(ctx.record.folder / f"ledger-{_name()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.write(fd, "".join(lines).encode())
-    os.close(fd)
+        lines.append((iteration, batch, len(indices), ctx.era, indices[first : first + rows]))
+    ctx.record.write_ledger(_name(), lines)
 
 
 def _name() -> int:
@@ -225,7 +221,7 @@ def _leave_weights() -> None:
 
     arrays = [p.detach().float().cpu().numpy() for p in _kept]
     if ctx.record.voice:
-        np.savez(ctx.record.folder / "weights.npz", *arrays)
+        np.savez(ctx.record.folder / runfolder.WEIGHTS, *arrays)
     digest(arrays)
 
 
@@ -234,7 +230,7 @@ def digest(arrays: Any = None) -> None:
     ctx.separate = False  # also if the run has failed: weights are read as they are
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _kept]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    path = ctx.record.folder / f"weights-digest-{_name()}.txt"
+    path = ctx.record.folder / runfolder.weights_digest(_name())
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)
