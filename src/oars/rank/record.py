@@ -16,7 +16,7 @@ from pathlib import Path
 from time import time as clock  # as it is now: scripts are given another one later
 from typing import Any
 
-from oars import runfolder
+from oars import debug, runfolder
 from oars.rank.times import Times
 
 FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed run may lose
@@ -132,6 +132,8 @@ class Record:
         """Tell the user one line, once per distinct text."""
         if text not in self._said:
             self._said.add(text)
+            if debug.on:
+                debug.say(f"notice: {text}")
             if self.played:
                 return
             self.event("notice", text=text)
