@@ -200,7 +200,7 @@ def _runs(frame: Any, names: dict) -> bool:
     return False
 
 
-def write(folder: Path, name: str, value: Any) -> None:
+def write(folder: Path, name: str, value: object) -> None:
     """Write a small file that appears whole, past any patched file functions."""
     part = folder / runfolder.part_of(name)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)

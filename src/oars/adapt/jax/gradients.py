@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,17 +26,17 @@ def exchanged(grads: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def grad(inner: Any) -> Any:
+def grad(inner: Callable[..., Any]) -> Any:
     """Around ``jax.grad``. Gradients are pure: after a loss they are computed again."""
     signature = inspect.signature(inner)
 
     @functools.wraps(inner)
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def grad(*args: object, **kwargs: object) -> Any:
         gives = inner(*args, **kwargs)
         has_aux = signature.bind(*args, **kwargs).arguments.get("has_aux", False)
 
         @functools.wraps(gives)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             def work() -> Any:
                 out = gives(*args, **kwargs)
                 return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
@@ -47,14 +48,14 @@ def grad(inner: Any) -> Any:
     return grad
 
 
-def value_and_grad(inner: Any) -> Any:
+def value_and_grad(inner: Callable[..., Any]) -> Any:
     """Around ``jax.value_and_grad``."""
     @functools.wraps(inner)
-    def value_and_grad(fun: Any, *args: Any, **kwargs: Any) -> Any:
+    def value_and_grad(fun: Any, *args: object, **kwargs: object) -> Any:
         gives = inner(fun, *args, **kwargs)
 
         @functools.wraps(gives)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             def work() -> Any:
                 value, grads = gives(*args, **kwargs)
                 return value, exchanged(grads)
@@ -66,22 +67,22 @@ def value_and_grad(inner: Any) -> Any:
     return value_and_grad
 
 
-def vjp(inner: Any) -> Any:
+def vjp(inner: Callable[..., Any]) -> Any:
     """Around ``jax.vjp``."""
     @functools.wraps(inner)
-    def vjp(*args: Any, **kwargs: Any) -> Any:
+    def vjp(*args: object, **kwargs: object) -> Any:
         value, back, *aux = inner(*args, **kwargs)
         return (value, lambda *g: exchanged(back(*g)), *aux)
 
     return vjp
 
 
-def of_whole_models(plain: Any) -> Any:
+def of_whole_models(plain: Callable[..., Any]) -> Any:
     """``plain(function, ...)``, which runs again, or many times over, what was traced: no message can be in it."""
     @functools.wraps(plain)
-    def transformed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def transformed(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         @functools.wraps(function)
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def whole(*args: object, **kwargs: object) -> Any:
             if meet.keras_on_jax and not meet.inside:
                 meet.record.notice(f"in jax.{plain.__name__} models run whole on every rank, no faster")
             with inside():

@@ -7,6 +7,7 @@ would come between those of what the script does next, in another order on every
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ class Compiled:
             options.pop(name, None)
         self._compiled = _jit(function, **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if (not meet.keras_on_jax or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._compiled(*args, **kwargs)
@@ -43,7 +44,7 @@ class Compiled:
         return getattr(self._compiled, name)
 
 
-def jit(inner: Any) -> Any:
+def jit(inner: Callable[..., Any]) -> Any:
     """In place of ``jax.jit``, for what is compiled from now on."""
     @functools.wraps(inner)
     def jit(function: Any = None, **options: Any) -> Any:

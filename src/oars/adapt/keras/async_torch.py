@@ -105,7 +105,7 @@ def logs(inner: Any) -> Any:
     return logs_of
 
 
-def one_loader(inner: Any) -> Any:
+def one_loader(inner: Callable[..., Any]) -> Any:
     """Keras makes a loader for every epoch: to what is owed after a death they are one."""
     @functools.wraps(inner)
     def get_torch_dataloader(self: Any) -> Any:

@@ -14,6 +14,7 @@ import functools
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from oars.adapt.keras import trace
@@ -34,7 +35,7 @@ class _Known:
         self.calls, self.ways = 0, set[Any]()
 
 
-def whole(model: Any, args: Any, kwargs: Any) -> str:
+def whole(model: Any, args: object, kwargs: object) -> str:
     """Why this model is not cut, or ``""``."""
     known = _known.get(model)
     if known is None or known.layers != len(model._layers):
@@ -57,7 +58,7 @@ def say_whole(model: Any, reason: str) -> None:
     meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
 
 
-def _way(args: Any, kwargs: Any) -> Any:
+def _way(args: object, kwargs: object) -> Any:
     """In which way a model is called: kinds of tensors, and everything that is none."""
     from keras import tree
 
@@ -65,7 +66,7 @@ def _way(args: Any, kwargs: Any) -> Any:
                  else _ADDRESS.sub("", repr(leaf)[:200]) for leaf in tree.flatten((args, kwargs)))
 
 
-def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def split(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """``plain(*args, **kwargs)``, on own rows where that gives the same."""
     from keras import KerasTensor, tree
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -118,7 +119,7 @@ def _joinable(tree: Any, out: Any) -> Any:
     return out
 
 
-def _whole(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def _whole(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     with inside():
         out = plain(*args, **kwargs)
     wire.ran(model, cut=False)
@@ -203,7 +204,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     meet.called(model)
     wire.ran(model, cut=False)  # its gradients come out complete
 
-    def joined(x: Any) -> Any:
+    def joined(x: object) -> Any:
         if x is None:
             return None
         whole, mask = next(flat), backend.get_keras_mask(x)
@@ -216,23 +217,23 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     return tree.map_structure(joined, outs[0])
 
 
-def called(inner: Any) -> Any:
+def called(inner: Callable[..., Any]) -> Any:
     """Around ``Model.__call__``."""
     @functools.wraps(inner)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: object, **kwargs: object) -> Any:
         return split(self, functools.partial(inner, self), args, kwargs)
 
     return call
 
 
-def stateless_called(inner: Any) -> Any:
+def stateless_called(inner: Callable[..., Any]) -> Any:
     """Around ``Model.stateless_call``."""
     @functools.wraps(inner)
-    def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: Any,
-                       return_losses: bool = False, **kwargs: Any) -> Any:
+    def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: object,
+                       return_losses: bool = False, **kwargs: object) -> Any:
         others: list[Any] = []
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
+        def plain(*args: object, **kwargs: object) -> Any:
             out, *others[:] = inner(self, trainable_variables, non_trainable_variables, *args,
                                     return_losses=return_losses, **kwargs)
             return out
@@ -255,7 +256,7 @@ def begin(collectives: Any) -> None:
 def uncut(method: Any) -> Any:
     """Around what goes through a model without running it on a batch."""
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with inside():
             return method(*args, **kwargs)
 

@@ -7,6 +7,7 @@ ways (``tf.random``, ``jax.random``) shows when a model is tried on some rows on
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from oars.adapt.keras import trace
@@ -36,20 +37,20 @@ def dropout(inner: Any) -> Any:
     return dropout
 
 
-def of_all_rows(plain: Any) -> Any:
+def of_all_rows(plain: Callable[..., Any]) -> Any:
     """Around draws whose numbers depend on what is given."""
     @functools.wraps(plain)
-    def draw(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw(x: object, *args: object, **kwargs: object) -> Any:
         share = meet.split
         return share.cut(plain(share.gather(x), *args, **kwargs)) if share else plain(x, *args, **kwargs)
 
     return draw
 
 
-def drawing(plain: Any) -> Any:
+def drawing(plain: Callable[..., Any]) -> Any:
     """Around draws of a given shape."""
     @functools.wraps(plain)
-    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw(shape: Any, *args: object, **kwargs: object) -> Any:
         share, shape = meet.split, _dims(shape)
         if trace.probing and shape:
             trace.drawn.append(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 
@@ -28,7 +29,7 @@ def apply(inner: Any) -> Any:
     return apply
 
 
-def checked(inner: Any) -> Any:
+def checked(inner: Callable[..., Any]) -> Any:
     """Around ``assert_input_compatibility``: a layer that checks the shape of what it is given does not depend on the
     batch's size by that, unless it asks for a certain one. So a model of such layers may run on own rows."""
     from keras import tree

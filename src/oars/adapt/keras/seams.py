@@ -108,6 +108,6 @@ def refuse_in_sessions() -> None:
     patching.put(keras.Model, "compile", _not_in_sessions)
 
 
-def _not_in_sessions(*args: Any, **kwargs: Any) -> None:
+def _not_in_sessions(*args: object, **kwargs: object) -> None:
     raise SystemExit("oars: today's Keras compiles no models in graphs of TensorFlow 1: leave --tf1 out, and use "
                      "optimizers of Keras for tf.train's")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from time import perf_counter  # as it is now, for who cannot import it before ``install``
 from typing import Any
 
@@ -23,7 +24,7 @@ NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_c
 
 def agreed(name: str, world: Any) -> Any:
     """Around ``time.<name>``; without a ``world`` only to record what it told (``oars.adapt.replay.tape``)."""
-    def layer(clock: Any) -> Any:
+    def layer(clock: Callable[..., Any]) -> Any:
         pid = os.getpid()
 
         def one() -> Any:
@@ -41,7 +42,7 @@ def agreed(name: str, world: Any) -> Any:
     return layer
 
 
-def sleep(inner: Any) -> Any:
+def sleep(inner: Callable[..., Any]) -> Any:
     """Around ``time.sleep``: a script that is played does not sleep."""
     main = threading.main_thread()
 

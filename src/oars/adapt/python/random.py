@@ -36,6 +36,7 @@ import sys
 import sysconfig
 import threading
 import uuid
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +148,7 @@ class TrueRandom(random.Random):
         super().seed(_true_urandom(32) if a is None else a, version)
 
 
-def seed_instance(inner: Any) -> Any:
+def seed_instance(inner: Callable[..., Any]) -> Any:
     """Around ``random.Random.seed``."""
     @functools.wraps(inner)
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -156,7 +157,7 @@ def seed_instance(inner: Any) -> Any:
     return seed
 
 
-def seed_module(inner: Any) -> Any:
+def seed_module(inner: Callable[..., Any]) -> Any:
     """Around ``random.seed``."""
     common: random.Random = random._inst  # type: ignore[attr-defined]
 
@@ -168,17 +169,17 @@ def seed_module(inner: Any) -> Any:
     return seed
 
 
-def urandom(inner: Any) -> Any:
+def urandom(inner: Callable[..., Any]) -> Any:
     """Around ``os.urandom``."""
     return for_scripts(inner, fresh)
 
 
-def uuid1(inner: Any) -> Any:
+def uuid1(inner: Callable[..., Any]) -> Any:
     """Around ``uuid.uuid1``."""
     return for_scripts(inner, lambda node=None, clock_seq=None: uuid.UUID(bytes=fresh(16), version=1))
 
 
-def uuid4(inner: Any) -> Any:
+def uuid4(inner: Callable[..., Any]) -> Any:
     """Around ``uuid.uuid4``."""
     return for_scripts(inner, lambda: uuid.UUID(bytes=fresh(16), version=4))
 
@@ -193,10 +194,10 @@ def torch_seed(torch: Any) -> Any:
     return seed
 
 
-def numpy_seed(inner: Any) -> Any:
+def numpy_seed(inner: Callable[..., Any]) -> Any:
     """Around ``numpy.random.seed``."""
     @functools.wraps(inner)
-    def call(seed_: Any = None, **kw: Any) -> None:
+    def call(seed_: Any = None, **kw: object) -> None:
         given = kw.get("seed", seed_)
         inner(given)
         _remember("numpy", given if given is None or isinstance(given, int) else repr(given))

@@ -51,7 +51,7 @@ class Blob(NamedTuple):
 # ---- values as JSON -------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any, blobs: list[Blob], name: str, convert: Callable[[Any], Any] = lambda value: None) -> Any:
+def encode(value: object, blobs: list[Blob], name: str, convert: Callable[[Any], Any] = lambda value: None) -> Any:
     """``value`` as JSON with tags, arrays in ``blobs``; ``convert`` gives a Blob or a tagged dict for its own kinds."""
     if value is None or isinstance(value, (bool, str)) and type(value) in (bool, str):
         return value
@@ -94,7 +94,7 @@ def _encode_dict(value: dict, blobs: list[Blob], name: str, convert: Callable[[A
                   for k, v in value.items()]}
 
 
-def decode(value: Any, blobs: list[Any], build: Callable[[str, Any], Any] | None = None) -> Any:
+def decode(value: object, blobs: list[Any], build: Callable[[str, Any], Any] | None = None) -> Any:
     """The value that ``encode`` was given; ``blobs`` are ready-made arrays, ``build`` knows the adapter's tags."""
     if isinstance(value, list):
         return [decode(v, blobs, build) for v in value]

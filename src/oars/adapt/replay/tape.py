@@ -29,6 +29,7 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +285,11 @@ class Tape:
 
     # -- the clock
 
-    def shifted(self, name: str, clock: Any) -> Any:
+    def shifted(self, name: str, clock: Callable[..., Any]) -> Any:
         """What this rank's clock shows; after a resume it goes on from what the script was told before."""
         return clock() + self._clock_shift.get(name, 0)
 
-    def time(self, name: str, clock: Any) -> Any:
+    def time(self, name: str, clock: Callable[..., Any]) -> Any:
         """What the script is told when it asks ``time.<name>``: ``clock()``, recorded, or what it was told then."""
         whole = name.endswith("_ns")
         if self.playing:
@@ -348,7 +349,7 @@ def _text(text: str) -> bytes:
     return varint(len(data)) + data
 
 
-def _tupled(value: Any) -> Any:
+def _tupled(value: object) -> Any:
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 

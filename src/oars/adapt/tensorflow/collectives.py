@@ -28,7 +28,7 @@ _turn: list[tf.Variable] = []  # changed before and after each message of a grap
 _last: Any = None  # the model that was called last, and whether it was cut
 
 
-def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
+def _variable(kept: list[tf.Variable], value: object, name: str) -> tf.Variable:
     if not kept:
         with tf.init_scope(), tf.device("CPU:0"):  # not by tf.Variable: a function may make none in a later trace
             kept.append(ResourceVariable(value, trainable=False, dtype=tf.int32, name=name))
@@ -306,19 +306,19 @@ def repeated(rows: tf.Tensor) -> tf.Tensor:
     return tf.tile(rows, tf.concat([[_size()], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
 
 
-def now(args: Any, kwargs: Any) -> bool:
+def now(args: object, kwargs: object) -> bool:
     """Whether what is called runs now, and is not put into a graph."""
     return tf.executing_eagerly()
 
 
-def rows_of(x: Any) -> Any:
+def rows_of(x: object) -> Any:
     """Whether ``x`` is a tensor with rows, and how many where that is known (-1 where it is not)."""
     if not isinstance(x, tf.Tensor) or x.shape.rank in (None, 0) or x.dtype == tf.string:
         return None
     return -1 if x.shape[0] is None else int(x.shape[0])
 
 
-def constant(x: Any) -> Any:
+def constant(x: object) -> Any:
     """An array as a tensor; anything else as it is."""
     return tf.convert_to_tensor(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
 

@@ -24,7 +24,7 @@ from oars.engine.world import RankLost
 class _Whole:
     """All rows, and no share of them."""
 
-    def cut(self, x: Any) -> Any:
+    def cut(self, x: object) -> Any:
         return x
 
     def __bool__(self) -> bool:

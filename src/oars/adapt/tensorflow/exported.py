@@ -7,7 +7,7 @@ gradients are asked for in it: then it is a step of training. Such traces are ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,30 +35,30 @@ def asks_for_gradients() -> None:
     _trains = True
 
 
-def save_and_return_nodes(inner: Any) -> Any:
+def save_and_return_nodes(inner: Callable[..., Any]) -> Any:
     """Around what writes a SavedModel."""
     @functools.wraps(inner)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    def save(*args: object, **kwargs: object) -> Any:
         with _uncut():
             return inner(*args, **kwargs)
 
     return save
 
 
-def make_function_context(inner: Any) -> Any:
+def make_function_context(inner: Callable[..., Any]) -> Any:
     """Around what makes the key by which TensorFlow knows a trace."""
     @functools.wraps(inner)
-    def context(*args: Any, **kwargs: Any) -> Any:
+    def context(*args: object, **kwargs: object) -> Any:
         made = inner(*args, **kwargs)
         return made._replace(context=(made.context, "whole")) if _whole else made
 
     return context
 
 
-def traced(inner: Any) -> Any:
+def traced(inner: Callable[..., Any]) -> Any:
     """Around what traces a ``tf.function``."""
     @functools.wraps(inner)
-    def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def trace(self: Any, *args: object, **kwargs: object) -> Any:
         made = inner(self, *args, **kwargs)
         if _whole:
             made.graph._oars_whole = True
@@ -67,10 +67,10 @@ def traced(inner: Any) -> Any:
     return trace
 
 
-def get_concrete_function(inner: Any) -> Any:
+def get_concrete_function(inner: Callable[..., Any]) -> Any:
     """Around what gives a trace to the script, which may save or send it."""
     @functools.wraps(inner)
-    def concrete(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def concrete(self: Any, *args: object, **kwargs: object) -> Any:
         global _trains
         if meet.inside:
             return inner(self, *args, **kwargs)

@@ -6,6 +6,7 @@ So clipping, accumulation, loss scaling, logging and updates written by hand jus
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -39,10 +40,10 @@ def exchanged(grads: Any, sources: Any) -> Any:
     return tf.nest.pack_sequence_as(grads, leaves)
 
 
-def gradient(inner: Any) -> Any:
+def gradient(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape.gradient``."""
     @functools.wraps(inner)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(self: Any, target: object, sources: Any, *args: object, **kwargs: object) -> Any:
         grads = None
         while True:
             try:
@@ -59,11 +60,11 @@ def gradient(inner: Any) -> Any:
     return gradient
 
 
-def one_by_one(plain: Any) -> Any:
+def one_by_one(plain: Callable[..., Any]) -> Any:
     """A Jacobian's gradients. TensorFlow takes them all at once, where no message can be sent: an eager loop's come
     from models that run whole (``eager``), a graph's are taken one after the other."""
     @functools.wraps(plain)
-    def jacobian(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def jacobian(self: Any, *args: object, **kwargs: object) -> Any:
         if not tf.executing_eagerly():
             return plain(self, *args, **{**kwargs, "parallel_iterations": 1, "experimental_use_pfor": False})
         meet.inside += 1
@@ -75,10 +76,10 @@ def one_by_one(plain: Any) -> Any:
     return jacobian
 
 
-def exchanging(plain: Any) -> Any:
+def exchanging(plain: Callable[..., Any]) -> Any:
     """Around ``tf.gradients``, which works in functions."""
     @functools.wraps(plain)
-    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradients(ys: Any, xs: Any, *args: object, **kwargs: object) -> Any:
         return exchanged(plain(ys, xs, *args, **kwargs), xs)
 
     return gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from oars.adapt.meet import meet
 
 
-def function(inner: Any) -> Any:
+def function(inner: Callable[..., Any]) -> Any:
     """XLA cannot call the host: what the script wants compiled by it stays a graph. Not Keras's own operations: they
     send nothing, and some (grouped convolutions) have no other way."""
     @functools.wraps(inner)
@@ -29,16 +30,16 @@ def function(inner: Any) -> Any:
 def one_device(strategy: Any) -> Any:
     """A strategy that mirrors variables over this process's devices: a rank has one, and needs no threads for it, in
     which models would not be split."""
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: Any, *args: object, **kwargs: object) -> Any:
         return tf.distribute.OneDeviceStrategy("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
 
     return type(strategy.__name__, (strategy,), {"__new__": new, "__doc__": strategy.__doc__})
 
 
-def whole_in_pipelines(inner: Any) -> Any:
+def whole_in_pipelines(inner: Callable[..., Any]) -> Any:
     """Functions of a tf.data pipeline run in threads of their own: models called there run whole."""
     @functools.wraps(inner)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: object, **kwargs: object) -> None:
         meet.inside += 1
         try:
             inner(self, *args, **kwargs)

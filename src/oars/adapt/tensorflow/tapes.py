@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ recording: list[Any] = []  # outermost first
 true_gradient = tf.GradientTape.gradient  # as TensorFlow has it
 
 
-def pushed(inner: Any) -> Any:
+def pushed(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape._push_tape``."""
     @functools.wraps(inner)
     def push(self: Any) -> None:
@@ -24,7 +25,7 @@ def pushed(inner: Any) -> Any:
     return push
 
 
-def popped(inner: Any) -> Any:
+def popped(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape._pop_tape``."""
     @functools.wraps(inner)
     def pop(self: Any) -> None:

@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Name = tuple[Any, str, Any]  # where it stands, the name, what it is
@@ -63,7 +63,7 @@ def _module(module: types.ModuleType, *holders: Any) -> Iterator[Name]:
 
 
 def _refused(name: str) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         raise SystemExit(f"oars: tf.train.{name} is for processes started by hand: delete the lines with ClusterSpec, "
                          "Server and replica_device_setter, and let oars run -n start the ranks")
 
@@ -84,7 +84,7 @@ class _Gone(types.ModuleType):
 class _Ends:
     """Looks for modules before all others do: an import of what is gone ends the script too."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> None:
         if name.startswith(("tensorflow.contrib.", "tensorflow.estimator.")):
             _end(name)
 
@@ -135,27 +135,27 @@ def _contrib(old: Any) -> Iterator[types.ModuleType]:
 # Arguments in the order of before TensorFlow 1.0, where none of them can be meant by it now.
 
 
-def concat(inner: Any) -> Any:
+def concat(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def joined(values: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def joined(values: object, axis: Any = None, *args: object, **kwargs: object) -> Any:
         first = (axis, values) if isinstance(values, int) else (values, axis)
         return inner(*first, *args, **kwargs)
 
     return joined
 
 
-def split(inner: Any) -> Any:
+def split(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def divided(value: Any, num_or_size_splits: Any = None, axis: Any = 0, *args: Any, **kwargs: Any) -> Any:
+    def divided(value: object, num_or_size_splits: Any = None, axis: Any = 0, *args: object, **kwargs: object) -> Any:
         value, axis = (axis, value) if isinstance(value, int) else (value, axis)
         return inner(value, num_or_size_splits, axis, *args, **kwargs)
 
     return divided
 
 
-def loss(inner: Any) -> Any:
+def loss(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def loss(*args: Any, **kwargs: Any) -> Any:
+    def loss(*args: object, **kwargs: object) -> Any:
         return inner(**dict(zip(("logits", "labels"), args, strict=False)), **kwargs)
 
     return loss

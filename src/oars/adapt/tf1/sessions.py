@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from oars.adapt.meet import meet
@@ -39,10 +40,10 @@ def compute_gradients(inner: Any) -> Any:
     return compute_gradients
 
 
-def apply_gradients(inner: Any) -> Any:
+def apply_gradients(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.apply_gradients``, which ``minimize`` calls: a run of what it gives trains."""
     @functools.wraps(inner)
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: object, **kwargs: object) -> Any:
         pairs = list(grads_and_vars)
         with stages.updates_behind([grad for grad, _ in pairs]):
             op = inner(self, pairs, *args, **kwargs)
@@ -110,7 +111,7 @@ def _within(op: Any, loop: Any) -> bool:
     return context is loop
 
 
-def whole_graph_placed(inner: Any) -> Any:
+def whole_graph_placed(inner: Callable[..., Any]) -> Any:
     """Around ``Session.__init__``. A session that places only what it runs, as an InteractiveSession does, loses what a
     partial run is fed later."""
     import tensorflow as tf
@@ -130,7 +131,7 @@ def whole_graph_placed(inner: Any) -> Any:
     return init
 
 
-def get_seed(inner: Any) -> Any:
+def get_seed(inner: Callable[..., Any]) -> Any:
     """Around ``get_seed``: an operation without a seed, in a graph without one, draws what it draws on all ranks."""
     @functools.wraps(inner)
     def get_seed(op_seed: Any) -> Any:

@@ -300,5 +300,5 @@ def _there(name: str) -> bool:
     return (ctx.record.folder / name).exists()
 
 
-def _put(name: str, value: Any) -> None:
+def _put(name: str, value: object) -> None:
     runfolder.put(ctx.record.folder / name, json.dumps(value))

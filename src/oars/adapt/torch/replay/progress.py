@@ -26,7 +26,7 @@ class Progress:
         self.passed_over = False  # the step under way was left out
         self._counts = dict.fromkeys(("modules", *self.made), 0)
 
-    def number(self, of: WeakKeyDictionary, thing: Any, kind: str) -> None:
+    def number(self, of: WeakKeyDictionary, thing: object, kind: str) -> None:
         """Give ``thing`` its number, once."""
         if thing not in of:
             of[thing] = self._counts[kind]
