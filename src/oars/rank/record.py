@@ -14,10 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import time as clock  # as it is now: scripts are given another one later
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars import debug, runfolder
 from oars.rank.times import Times
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed run may lose
 
@@ -25,7 +28,7 @@ FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed ru
 class Record:
     """Collects steps, notices and gathers, and writes them for the voice."""
 
-    def __init__(self, folder: Path, voice: bool, world: Any = None) -> None:
+    def __init__(self, folder: Path, voice: bool, world: World | None = None) -> None:
         self.folder = folder
         self.voice = voice
         self.steps = 0

@@ -11,11 +11,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from oars import runfolder
 from oars.engine.board import SERVES
 from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 
 def chosen(servers: int, gpus: list[bool]) -> list[int]:
@@ -23,7 +26,7 @@ def chosen(servers: int, gpus: list[bool]) -> list[int]:
     return sorted(sorted(range(1, len(gpus)), key=lambda rank: (gpus[rank], -rank))[:servers])
 
 
-def serve(folder: Path, plan: Plan, world: Any) -> None:
+def serve(folder: Path, plan: Plan, world: World) -> None:
     """Serve until every worker has ended its script, or died."""
     from oars.adapt.torch import lazy_dynamo
     from oars.adapt.torch.async_modes.ps_shard import Holder

@@ -13,9 +13,12 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.rank import seams
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 VARIABLE = "OARS_STDIN"
 
@@ -89,7 +92,7 @@ def tell_terminal_size(size: Sequence[int]) -> None:
     seams.tell_terminal_size(layer)
 
 
-def share_stdin(world: Any, terminal: bool) -> None:
+def share_stdin(world: World, terminal: bool) -> None:
     """``sys.stdin`` (``input()``, iteration, ``.buffer``) gives every rank what the voice reads."""
     raw = _Shared(world, terminal)
     shared = io.TextIOWrapper(io.BufferedReader(raw), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
@@ -101,7 +104,7 @@ class _Shared(io.RawIOBase):
     name = "<stdin>"
     mode = "rb"
 
-    def __init__(self, world: Any, terminal: bool) -> None:
+    def __init__(self, world: World, terminal: bool) -> None:
         self._world, self._terminal, self._pid = world, terminal, os.getpid()
 
     def readable(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from oars import runfolder
 from oars.adapt import files
@@ -14,11 +14,14 @@ from oars.plan import Plan
 from oars.rank.record import Record
 from oars.rank.stdin import take_stdin
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
+
 
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, plan: Plan, world: Any, record: Record, stdin: str) -> None:
+    def __init__(self, folder: Path, plan: Plan, world: World, record: Record, stdin: str) -> None:
         self.folder, self.plan, self.world, self.record, self.stdin = folder, plan, world, record, stdin
         self._servers = list(world.servers)  # as they were at the start
         world.on_loss.append(self.lost)

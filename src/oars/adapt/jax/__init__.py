@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def install(world: Any, plan: Plan, record: Any) -> None:
+
+def install(world: World, plan: Plan, record: Any) -> None:
     """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
     import jax
 

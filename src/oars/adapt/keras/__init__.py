@@ -8,12 +8,15 @@ of this: only steps are counted (``on_torch``).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def install(keras: Any, world: Any, plan: Plan, record: Any) -> None:
+
+def install(keras: Any, world: World | None, plan: Plan, record: Any) -> None:
     """Patch Keras for this rank (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.keras import seams
     from oars.adapt.meet import meet

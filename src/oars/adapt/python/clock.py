@@ -12,17 +12,20 @@ import os
 import threading
 from collections.abc import Callable
 from time import perf_counter  # as it is now, for who cannot import it before ``install``
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.python import random
 from oars.adapt.replay.tape import tape
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 __all__ = ["NAMES", "agreed", "perf_counter", "sleep"]
 
 NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
-def agreed(name: str, world: Any) -> Any:
+def agreed(name: str, world: World | None) -> Any:
     """Around ``time.<name>``; without a ``world`` only to record what it told (``oars.adapt.replay.tape``)."""
     def layer(clock: Callable[..., Any]) -> Any:
         pid = os.getpid()

@@ -6,12 +6,15 @@ The others wait until the user has looked, and get the answer where he gives one
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.replay.tape import tape
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def once(world: Any) -> Any:
+
+def once(world: World) -> Any:
     """Around what shows a figure."""
     def layer(plain: Any) -> Any:
         @functools.wraps(plain)

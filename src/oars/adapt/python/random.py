@@ -38,10 +38,13 @@ import threading
 import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import oars
 from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 _true_urandom = os.urandom
 _seed = 0
@@ -52,7 +55,7 @@ _collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
 
-def begin(world: Any, plan: Plan) -> None:
+def begin(world: World, plan: Plan) -> None:
     """Same initial state and same fresh entropy on every rank of ``world``, from ``plan.seed`` (``seams``)."""
     global _seed, _rank, _entropy
     _seed, _rank = int(plan.seed), world.origin

@@ -8,12 +8,15 @@ import tempfile
 import time
 import uuid
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.python import clock, figures, patching, random
 from oars.adapt.python.imports import when_imported
 from oars.adapt.python.patching import Seam, instead
 from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 _EVERY: frozenset[Any] = frozenset()  # no layer here is for one mode alone
 
@@ -75,7 +78,7 @@ def _torch(torch: Any) -> None:
     ), _EVERY)
 
 
-def install_clock(world: Any, played: bool) -> None:
+def install_clock(world: World | None, played: bool) -> None:
     """One clock for all ranks of ``world`` (None: each has its own); a script that is ``played`` does not sleep."""
     random.watch_collector()
     patching.install(tuple(Seam(time, name, (clock.agreed(name, world),)) for name in clock.NAMES), _EVERY)
@@ -83,7 +86,7 @@ def install_clock(world: Any, played: bool) -> None:
         patching.install((Seam(time, "sleep", (clock.sleep,)),), _EVERY)
 
 
-def install_figures(world: Any) -> None:
+def install_figures(world: World) -> None:
     """Figures are shown once; to be called before the script imports matplotlib."""
     if world.rank:
         os.environ["MPLBACKEND"] = "Agg"  # interactive mode opens windows without show()

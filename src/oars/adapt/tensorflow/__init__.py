@@ -8,12 +8,15 @@ TensorFlow 1 are in ``adapt/tf1``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
+
+def install(tf: Any, world: World, plan: Plan, record: Any) -> None:
     """Patch TensorFlow for this rank of several."""
     from oars.adapt.meet import meet
     from oars.adapt.python.imports import when_imported

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def install(tf: Any, world: Any, plan: Plan, record: Any) -> None:
+
+def install(tf: Any, world: World | None, plan: Plan, record: Any) -> None:
     """Give TensorFlow its behaviour of 2017 (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.meet import meet
     from oars.adapt.tf1 import seams

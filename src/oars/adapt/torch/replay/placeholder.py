@@ -54,7 +54,8 @@ class StandIn(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(cls, func: Callable[..., Any], types: object, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
         return handle(func, args, kwargs or {})
 
     @classmethod
@@ -153,7 +154,8 @@ def _no_graph(grad: torch.Tensor) -> None:
 class Playing(TorchFunctionMode):
     """Sends operations on stale tensors the way of stand-ins; after the snapshot's place, refuses them."""
 
-    def __torch_function__(self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: object, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if stale and not tape.busy and any(map(is_tainted, _tensors(args, kwargs))):
             return handle(func, args, kwargs)
