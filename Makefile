@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-keras test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
+.PHONY: help demo lab test test-all test-keras test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +13,8 @@ SHOW := sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected.*/  i
 
 help:
 	@echo "make demo   train a small network with python and with oars run -n 2, and compare"
-	@echo "make test   ruff, mypy and the whole test suite (torch.compile wants a C++ compiler and Python's headers: the Debian packages g++ and python3-dev)"
+	@echo "make test   ruff, mypy and every scene of the test suite (needs a C++ compiler and the Python headers: the Debian packages g++ and python3-dev)"
+	@echo "make test-all  what make test leaves out: the same scenes on more numbers of ranks and at other moments"
 	@echo "make test-slurm  the tests on several hosts, two nodes of a real Slurm among them (root, and the Debian packages slurm-wlm, slurm-wlm-torque, libpmix-dev, munge, iproute2)"
 	@echo "make test-keras  every Keras and TensorFlow scene on every backend (make test plays some on each)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
@@ -34,6 +35,9 @@ demo: .venv/run
 
 test: lint
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-all: .venv/dev
+	@$(BIN)/python -m pytest -m more $(ARGS)
 
 test-keras: .venv/dev
 	@$(BIN)/python tests/keras/every_scene.py

@@ -28,8 +28,8 @@ class BuildLibrary(build_ext):
 
 setup(
     ext_modules=[Extension(
-        "oars.adapt.files._preload", sorted(glob(f"{NATIVE}/*.c")), depends=glob(f"{NATIVE}/*.h"), libraries=["dl", "pthread"],
-        py_limited_api=True,
+        "oars.adapt.files._preload", sorted(glob(f"{NATIVE}/*.c")), depends=glob(f"{NATIVE}/*.h"),
+        libraries=["dl", "pthread"], py_limited_api=True,
         extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-ftls-model=initial-exec", "-U_FORTIFY_SOURCE",
                             "-fno-delete-null-pointer-checks", "-Wno-nonnull-compare", "-Wall"])],
     cmdclass={"build_ext": BuildLibrary},

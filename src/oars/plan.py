@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
+from oars import runfolder
 from oars.runfolder import UsageError
 
 
@@ -106,15 +107,13 @@ class Plan:
 
     def write(self, folder: Path) -> None:
         """Put the plan where the ranks and the watchers read it."""
-        part = folder / ".run.json.part"
-        part.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        os.replace(part, folder / "run.json")
+        runfolder.put(folder / runfolder.RUN, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
         """The plan of the run in this folder; UsageError if that is no run folder."""
         try:
-            data = json.loads((folder / "run.json").read_text())
+            data = json.loads((folder / runfolder.RUN).read_text())
             if {"script", "args", "module", "cwd", "ranks"} <= data.keys():
                 return cls.from_json(data)
         except (OSError, ValueError, TypeError, AttributeError):
@@ -124,7 +123,7 @@ class Plan:
 
 def error_file(rank: int, plan: Plan) -> str:
     """The file in the run folder that has this rank's stderr."""
-    return f"rank-{rank}.log" if plan.one_stream else f"rank-{rank}.err"
+    return runfolder.log(rank) if plan.one_stream else runfolder.err(rank)
 
 
 def available_cores() -> list[int]:

@@ -1,13 +1,215 @@
-"""Run folders, ``oars-runs/<name>``: how they get their names, and how they are found again."""
+"""Run folders, ``oars-runs/<name>``: how they get their names, how they are found again, and every file in them.
+
+The supervisor, the ranks and what reads a run talk only through these files. A file that others may read at any moment
+is written by ``put``: complete, or not there. Marks (``MARKS``) are removed when the run has ended.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 RUNS = "oars-runs"
 JOB = "OARS_JOB"  # in the environment of a submitted job: its run folder, which was made when it was submitted
+
+# ---- what a run leaves ----
+
+RUN = "run.json"  # the plan, versions, hosts
+END = "end.json"  # the exit code
+SUMMARY = "summary.json"  # steps, samples per second, gathers
+METRICS = "metrics.jsonl"  # a line for each step
+EVENTS = "events.jsonl"  # faults, recoveries, fallbacks
+REPORT = "report.html"
+WEIGHTS = "weights.npz"  # at the end of a run of oars verify
+MPIRUN_LOG = "mpirun.log"
+DEPUTY_LOG = "deputy.log"
+
+
+def log(rank: object) -> str:
+    """A rank's output; its stderr too, where both are one stream."""
+    return f"rank-{rank}.log"
+
+
+def err(rank: object) -> str:
+    """A rank's stderr."""
+    return f"rank-{rank}.err"
+
+
+def debug_log(rank: object) -> str:
+    """What a rank decided and why (``OARS_LOG=debug``)."""
+    return f"rank-{rank}.debug"
+
+
+def times(rank: object) -> str:
+    """Where a rank's time went."""
+    return f"times-{rank}.jsonl"
+
+
+def ledger(rank: object) -> str:
+    """Which samples went into which exchange (``OARS_DIGEST``)."""
+    return f"ledger-{rank}.jsonl"
+
+
+def weights_digest(rank: object) -> str:
+    """A hash of a rank's weights at the end."""
+    return f"weights-digest-{rank}.txt"
+
+
+def stall(number: object) -> str:
+    """The stacks of all ranks in a stall."""
+    return f"stall-{number}.txt"
+
+
+# ---- submitted jobs ----
+
+JOB_RECORD = "job.json"
+JOB_OUTPUT = "job.out"
+PARTS = "parts.jsonl"  # a line for each job of a run that continued in another one
+CANCELLED = "cancelled"  # by the user, so it shall not come back
+DOCTOR = "doctor.json"  # what was found out about the nodes
+
+# ---- while it runs ----
+
+BOARD = "board"  # which collective each rank is in
+FILES = "files"  # what the ranks' views of files need
+SNAPSHOTS = "snapshots"
+STAGE = "stage"  # the run folder of the job that copies the environment to the hosts
+REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"
+GROW, GROWING, GROWN = "grow-now", "growing", "grown"
+
+
+def born(rank: object) -> str:
+    """A rank's host and process id."""
+    return f"born-{rank}"
+
+
+def pid(rank: object) -> str:
+    """A rank has begun the script."""
+    return f"pid-{rank}"
+
+
+def interrupted(rank: object) -> str:
+    """A rank took a Ctrl-C."""
+    return f"interrupted-{rank}"
+
+
+def lost(rank: object) -> str:
+    """The others go on without this rank."""
+    return f"lost-{rank}"
+
+
+def dead(rank: object) -> str:
+    """A rank's process has ended, says its host's deputy."""
+    return f"dead-{rank}"
+
+
+def left(rank: object) -> str:
+    """A rank is past the last message."""
+    return f"left-{rank}"
+
+
+def ready(rank: object) -> str:
+    """A rank that joins has played what was recorded when it was started."""
+    return f"ready-{rank}"
+
+
+def there(rank: object) -> str:
+    """A rank that joins is connected."""
+    return f"there-{rank}"
+
+
+def joined(rank: object) -> str:
+    """A rank that joins has joined."""
+    return f"joined-{rank}"
+
+
+def stayed(rank: object) -> str:
+    """A rank that was to join did not."""
+    return f"stayed-{rank}"
+
+
+def exit_file(rank: object) -> str:
+    """How a rank's script ended."""
+    return f"exit-{rank}.json"
+
+
+def error(rank: object) -> str:
+    """The traceback with which it ended."""
+    return f"error-{rank}.json"
+
+
+def stack(rank: object) -> str:
+    """A rank's stack, for a stall report."""
+    return f"stack-{rank}.txt"
+
+
+def orders(host: object) -> str:
+    """What the supervisor wants of a host's deputy."""
+    return f"orders-{host}"
+
+
+def answer(host: object, number: object) -> str:
+    """What the deputy has seen."""
+    return f"answer-{host}-{number}.json"
+
+
+def start_json(host: object) -> str:
+    """What a host's lookout is started with."""
+    return f"start-{host}.json"
+
+
+def start_script(host: object) -> str:
+    """The script that starts a host's lookout and daemon."""
+    return f"start-{host}.sh"
+
+
+def at(host: object) -> str:
+    """A host's addresses."""
+    return f"at-{host}"
+
+
+def dark(host: object) -> str:
+    """Nothing is heard of a host."""
+    return f"dark-{host}"
+
+
+def gone(host: object) -> str:
+    """A host's daemon has ended."""
+    return f"gone-{host}"
+
+
+def ended(host: object) -> str:
+    """A host's daemon may end."""
+    return f"ended-{host}"
+
+
+def side(living: object) -> str:
+    """The side of a cut link that goes on, of so many ranks."""
+    return f"side-{living}"
+
+
+def staged(host: object) -> str:
+    """A host has a copy of the environment."""
+    return f"staged-{host}"
+
+
+MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
+                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
+                   rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file that others may read at any moment: complete, or not there."""
+    part = path.with_name(part_of(path.name))
+    part.write_text(text)
+    os.replace(part, path)
+
+
+def part_of(name: str) -> str:
+    """The file that becomes ``name`` once it is complete."""
+    return f".{name}.part"
 
 
 class CutOff(Exception):
@@ -44,7 +246,7 @@ def make_folder(name: str | None, stem: str) -> Path:
 
 def _waits_for_us(folder: Path) -> bool:
     """Whether we are the job for which ``oars submit`` made this folder."""
-    return os.environ.get(JOB) == str(folder.resolve()) and not (folder / "run.json").exists()
+    return os.environ.get(JOB) == str(folder.resolve()) and not (folder / RUN).exists()
 
 
 def stem_of(script: str, module: bool) -> str:

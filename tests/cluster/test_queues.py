@@ -136,6 +136,7 @@ def test_a_pipeline_that_cannot_work_is_one_line_and_nothing_is_submitted(tmp_pa
     (["log", "nosuch"], "no such run: neither nosuch nor oars-runs/nosuch is a run folder"),
 ])
 def test_bad_input_is_one_line_and_nothing_is_submitted(tmp_path, args, says):
+    (tmp_path / "train.py").touch()
     done = oars(tmp_path, *args)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"oars: {says}\n")
     assert not (tmp_path / "oars-runs").exists()

@@ -25,7 +25,7 @@ GROUPS = [
     ["tensors", "reductions", "files"],
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
-    ["found", "found_more"],
+    ["models_varying", "hooks", "whole_batch", "modes"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine
@@ -51,7 +51,7 @@ def one_process(tmp_path_factory):
 
 
 def test_every_script_is_in_a_group():
-    scripts = {p.stem for p in (HERE / "scripts").glob("*.py")} - {"scenes", "together"}
+    scripts = {p.stem for p in (HERE / "scripts").glob("*.py")} - {"scenes", "small", "together"}
     assert sorted(scripts) == sorted(name for group in GROUPS for name in group)
 
 

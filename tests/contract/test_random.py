@@ -11,7 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from running import environment
+from running import environment, oars
 
 DRIVER = """
 import sys
@@ -20,9 +20,8 @@ from oars.plan import Plan
 rank, seed, script = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if rank >= 0:
     from oars.adapt.python import random as oars_random
-    from oars.adapt.python.imports import when_imported
-    oars_random.install(SimpleNamespace(origin=rank, size=2), Plan(seed=seed))
-    when_imported("torch", oars_random.seed_torch)
+    from oars.adapt.python.seams import install_random
+    install_random(SimpleNamespace(origin=rank, size=2), Plan(seed=seed))
     private = oars_random.Private(rank, seed)
 import runpy
 runpy.run_path(script, {"rank": rank, **({"private": private, "oars_random": oars_random} if rank >= 0 else {})}, "__main__")
@@ -188,12 +187,10 @@ def test_forked_loader_workers_draw_as_they_do_in_one_process(tmp_path: Path) ->
 
 
 def test_without_ranks_nothing_is_installed(tmp_path: Path) -> None:
-    body = """
-        import os, random, uuid
-        before = random.seed, random.Random.seed, os.urandom, uuid.uuid4, random.getstate()
-        from oars.adapt.python import random as r
-        from oars.plan import Plan
-        r.install(None, Plan(seed=1))
-        assert before == (random.seed, random.Random.seed, os.urandom, uuid.uuid4, random.getstate())
-    """
-    run(tmp_path, body, (-1,))
+    (tmp_path / "script.py").write_text("""
+import os, random, time, uuid
+print(type(os.urandom).__name__, type(time.time).__name__, random.seed.__func__ is random.Random.seed,
+      random.Random.seed.__module__, uuid.uuid4.__globals__ is vars(uuid))
+""")
+    done = oars(tmp_path, "run", "-n", "1", "--snapshot", "off", "--quiet", "script.py", code=0)
+    assert done.stdout == "builtin_function_or_method builtin_function_or_method True random True\n"

@@ -44,14 +44,14 @@ def test_damage_to_a_shard_is_found(packed, tmp_path, what, says):
     copy = tmp_path / "copy"
     shutil.copytree(packed / "train", copy)
     path = copy / "shard-000001.tar"
-    data = bytearray(path.read_bytes())
+    shard = bytearray(path.read_bytes())
     if what == "byte":
-        data[600] ^= 1
+        shard[600] ^= 1
     elif what == "cut":
-        del data[-3000:]
+        del shard[-3000:]
     elif what == "header":
-        data[10] ^= 1
-    path.write_bytes(data)
+        shard[10] ^= 1
+    path.write_bytes(shard)
     if what == "gone":
         path.unlink()
     done = data("check", copy, code=1)

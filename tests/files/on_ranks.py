@@ -98,3 +98,25 @@ def compare(
         real, wanted = ({k: v for k, v in t.items() if not k.startswith(only)} for t in (real, wanted))
     assert real == wanted
     assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("oars-")]
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output
+
+
+def say(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from on_ranks import prepare, tree
+from on_ranks import ended, heard, kill, prepare, say, tree
 from running import environment
 
 from oars.adapt.files.library import preload
@@ -69,12 +69,6 @@ def start(rank: int, folder: Path, script: Path, *args: object, **env: str) -> s
     environ = environment(**{"PYTHONDONTWRITEBYTECODE": "1", **env})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    return output
 
 
 @pytest.fixture
@@ -130,22 +124,6 @@ def look(folder):
         yield e.path, os.readlink(e.path) if e.is_symlink() else [*look(e.path)] if e.is_dir() else open(e.path).read()
 print(hashlib.sha256(repr([*look(".")]).encode()).hexdigest())
 """
-
-
-def say(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdin
-    process.stdin.write(word + "\n")
-    process.stdin.flush()
-
-
-def heard(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
 
 
 def alone(tmp_path: Path, script: Path, acts: int) -> tuple[dict[str, object], str]:

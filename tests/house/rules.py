@@ -14,8 +14,8 @@ Sources = Mapping[str, str]
 
 # Rooms from the lowest to the highest. Rooms that share a floor may import each other (rule_cycles still holds).
 FLOORS = (
-    ("records", "arguments", "runfolder", "kept", "debug"),
-    ("engine",), ("exchange",), ("data",), ("hosts",), ("cluster",), ("plan",),
+    ("records", "arguments", "runfolder", "kept", "debug", "plan"),
+    ("engine",), ("exchange",), ("data",), ("hosts",), ("cluster",),
     ("adapt.python", "adapt.files", "adapt.replay", "adapt.meet"),
     ("adapt.torch", "adapt.tensorflow"), ("adapt.jax", "adapt.tf1"), ("adapt.keras",), ("adapt",),
     ("rank",), ("watch",), ("supervisor",), ("commands",), ("cli",), ("__main__", ""),
@@ -24,8 +24,8 @@ FLOORS = (
 # Typed objects that several modules write to by design; everything else is written by its own module only.
 SHARED_OBJECTS = ("oars.adapt.torch.context.ctx", "oars.adapt.meet.meet", "oars.adapt.replay.tape.tape")
 
-# Files that may assign to what other packages define. adapt/files is replaced as a whole by the next issue.
-SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/files/|^src/oars/adapt/replay/rewind\.py$")
+# Files that may assign to what other packages define: the tables, and what puts them in place.
+SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/python/patching\.py$")
 # Attributes that the standard library and mpi4py tell programs to assign; this is no patch.
 SETTINGS = re.compile(r"sys\.(argv|std\w+|__std\w+__|last_\w+)$|mpi4py\.rc\.\w+$")
 # Functions get frameworks as parameters, under these names or annotated as ModuleType.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from running import SOURCE
+from running import SOURCE, TESTS
 
 import oars
 from oars import kept
@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_snapshot_before_as_it_was(tmp_path):
     first = a_snapshot(tmp_path, 1)
     data = first.read_bytes()
     code = f"""
-        import sys; sys.path[:0] = [{SOURCE!r}, {str(Path(__file__).parent)!r}]
+        import sys; sys.path[:0] = [{SOURCE!r}, {str(TESTS)!r}, {str(Path(__file__).parent)!r}]
         from pathlib import Path
         import test_snapshot_parts
         test_snapshot_parts.a_snapshot(Path({str(tmp_path)!r}), 2)

@@ -15,6 +15,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable
+from contextlib import contextmanager
 from math import prod
 from typing import Any, NoReturn
 
@@ -47,6 +48,7 @@ class Meet:
         self.record: Any = None
         self.plan = Plan()
         self.backend = "tensorflow"  # Keras's
+        self.keras_on_jax = False  # so JAX's gradients may be those of models on own rows
         self.rank, self.size = 0, 1
         self.lost = False  # a rank died in a compiled step: its results are void
         self.era = 0  # how often ranks were lost
@@ -241,3 +243,16 @@ def _bytes(rows: np.ndarray, width: int) -> np.ndarray:
 
 
 meet = Meet()
+
+
+@contextmanager
+def inside(share: Any = None) -> Any:
+    """Nothing in here is cut; with ``share``, it runs on these rows."""
+    before = meet.split
+    meet.inside += 1
+    meet.split = share if share is not None else before
+    try:
+        yield
+    finally:
+        meet.inside -= 1
+        meet.split = before

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.cluster import queues
 from oars.cluster.queues import State
 from oars.cluster.submit import QUEUES, read
 from oars.runfolder import RUNS, UsageError, find_folder
 
-PARTS = "parts.jsonl"
-CANCELLED = "cancelled"  # in a run folder: by the user, so it shall not come back
 ASK_EVERY = 1.0, 15.0  # seconds between questions to the scheduler, at first and later; sites ask for patience
 LOOK_EVERY = 0.2  # seconds between looks into the folder
 KILLED = 128  # exit codes from here on are signals': the scheduler may know more
@@ -31,7 +30,8 @@ KILLED = 128  # exit codes from here on are signals': the scheduler may know mor
 
 def jobs() -> int:
     """One line for each submitted run, oldest first."""
-    folders = sorted((path.parent for path in Path(RUNS).glob("*/job.json")), key=lambda f: read(f)["submitted"])
+    found = (path.parent for path in Path(RUNS).glob(f"*/{runfolder.JOB_RECORD}"))
+    folders = sorted(found, key=lambda f: read(f)["submitted"])
     if not folders:
         print(f"oars: no submitted runs in {RUNS}", file=sys.stderr)
         return 0
@@ -75,7 +75,7 @@ def status(folder: Path, ask: bool = True) -> State:
     if not ask:
         return State("unknown")
     state = _asked(folder)
-    if state.name == "failed" and (folder / CANCELLED).exists():
+    if state.name == "failed" and (folder / runfolder.CANCELLED).exists():
         return State("cancelled")
     return state
 
@@ -99,7 +99,7 @@ def _asked(folder: Path) -> State:
         if state.name == "failed" and "signal" in state.why:
             return State("failed", queues.said(folder) or state.why)
         return state
-    if (folder / CANCELLED).exists():
+    if (folder / runfolder.CANCELLED).exists():
         return State("cancelled")
     why = queues.said(folder)
     if why:
@@ -111,12 +111,12 @@ def _asked(folder: Path) -> State:
 
 def log(run: str, follow: bool, rank: int | None) -> int:
     """Print what a run has printed, or one of its ranks; go on until its end, if it is to be followed."""
-    folder = find_folder(run, "job.json", "run.json")
-    submitted = (folder / "job.json").exists()
+    folder = find_folder(run, runfolder.JOB_RECORD, runfolder.RUN)
+    submitted = (folder / runfolder.JOB_RECORD).exists()
     if rank is None:
-        names = [queues.OUTPUT] if submitted else [f"rank-{voice(folder)}.log", f"rank-{voice(folder)}.err"]
+        names = [runfolder.JOB_OUTPUT] if submitted else [runfolder.log(voice(folder)), runfolder.err(voice(folder))]
     else:
-        names = [f"rank-{rank}.log", f"rank-{rank}.err"]
+        names = [runfolder.log(rank), runfolder.err(rank)]
         ranks = _ranks(folder)
         if ranks is not None and rank >= ranks:
             raise UsageError(f"--rank {rank}: {folder.name} has {ranks} ranks, 0 to {ranks - 1}")
@@ -132,7 +132,7 @@ def log(run: str, follow: bool, rank: int | None) -> int:
 
 def wait(run: str) -> int:
     """Until the end of a submitted run; its exit code is ours."""
-    folder = find_folder(run, "job.json", "run.json")
+    folder = find_folder(run, runfolder.JOB_RECORD, runfolder.RUN)
     read(folder)
     *_, state = _states(folder, True)
     print(f"oars: {folder.name} is {told(state)}", file=sys.stderr)
@@ -144,12 +144,12 @@ def wait(run: str) -> int:
 
 def cancel(run: str) -> int:
     """Take a run out of the queue, or end it; it will not come back."""
-    folder = find_folder(run, "job.json", "run.json")
+    folder = find_folder(run, runfolder.JOB_RECORD, runfolder.RUN)
     job = read(folder)
     state = status(folder)
     if state.over:
         raise UsageError(f"{folder.name} is over already: {told(state)}")
-    (folder / CANCELLED).touch()
+    (folder / runfolder.CANCELLED).touch()
     QUEUES[job["on"]].cancel(str(job["id"]))
     print(f"oars: job {job['id']} is cancelled, {folder}")
     return 0
@@ -173,7 +173,7 @@ def _states(folder: Path, submitted: bool) -> Iterator[State]:
 
 def going(folder: Path) -> bool:
     """Whether an ``oars run`` holds this folder, or a host that was cut off from it goes on alone."""
-    if any(folder.glob("side-*")):
+    if any(folder.glob(runfolder.side("*"))):
         return True
     fd = os.open(folder, os.O_RDONLY)
     try:
@@ -187,20 +187,20 @@ def going(folder: Path) -> bool:
 
 def voice(folder: Path) -> int:
     """The rank that speaks for a run: the first that was not lost."""
-    events = _lines(folder / "events.jsonl")
+    events = _lines(folder / runfolder.EVENTS)
     lost = {rank for event in events if event.get("event") == "lost" for rank in event["ranks"]}
     return next(rank for rank in range(len(lost) + 1) if rank not in lost)
 
 
 def parts(folder: Path) -> list[dict[str, Any]]:
     """When each part of a job began and ended."""
-    return _lines(folder / PARTS)
+    return _lines(folder / runfolder.PARTS)
 
 
 def last_step(folder: Path) -> dict[str, Any] | None:
     """The last step that a run has told of."""
     try:
-        with open(folder / "metrics.jsonl", "rb") as file:
+        with open(folder / runfolder.METRICS, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 1024))
             lines = re.findall(rb"^\{.*\}$", file.read(), re.M)
     except OSError:
@@ -218,7 +218,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _ranks(folder: Path) -> int | None:
     try:
-        return int(json.loads((folder / "run.json").read_text())["ranks"])
+        return int(json.loads((folder / runfolder.RUN).read_text())["ranks"])
     except (OSError, ValueError, KeyError):
         return None
 

@@ -11,12 +11,20 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 from oars.cluster import slurm
 from oars.cluster.host_list import HostsError
 from oars.plan import Plan
 
+# What tells a process which rank it is. A script must think it is alone, so ranks remove these (see oars.rank.main).
+RANK_VARIABLES = re.compile(
+    r"(OMPI|OPAL|PMIX|PRTE|PMI|HYDRA|HYDI|MPIR|MV2_COMM_WORLD)_.*|MPI_LOCAL.*"
+    r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|ROLE_RANK|ROLE_WORLD_SIZE"
+    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|STEP_.*|TASKS_PER_NODE|GTIDS|TASK_PID|NNODES|JOB_NUM_NODES)"
+    r"|PBS_(TASKNUM|NODENUM|VNODENUM)|JSM_NAMESPACE_.*|PALS_.*|ALPS_APP_PE|FLUX_TASK_.*|FLUX_JOB_(SIZE|NNODES)"
+)
 NAMES = ("mpirun", "srun", "aprun")
 
 
@@ -81,3 +89,9 @@ def settings(crowded: bool) -> dict[str, str]:
     """What mpirun is told by flags, Open MPI hears from the environment here."""
     told = {"OMPI_MCA_btl": "^ofi", **({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})}
     return {name: os.environ.get(name, value) for name, value in told.items()}
+
+
+def rank_command(python: str = sys.executable) -> list[str]:
+    """What runs one rank, with the interpreter flags this process was given (``python -O -m oars run ...``)."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [python, *flags, "-m", "oars.rank.main"]

@@ -33,6 +33,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oars import runfolder
 from oars.cluster import jobs
 from oars.cluster.queues import Ask, State, parse_time
 from oars.cluster.submit import QUEUES, check_env, is_run, job_script, named, put, read
@@ -172,7 +173,7 @@ def submit(path: Path, name: str | None, given: Ask, versions: dict[str, str], d
 def runs_of(path: Path) -> dict[str, Path]:
     """The newest run folder of each stage."""
     found: dict[str, tuple[float, Path]] = {}
-    for file in Path(RUNS).glob("*/job.json"):
+    for file in Path(RUNS).glob(f"*/{runfolder.JOB_RECORD}"):
         job = read(file.parent)
         if job.get("pipeline") == str(path.resolve()):
             found[job["stage"]] = max(found.get(job["stage"], (0.0, file.parent)), (job["submitted"], file.parent))
@@ -211,9 +212,7 @@ def write_manifest(folder: Path, makes: list[str]) -> None:
         for file in found:
             told = file.stat()
             files[str(file)] = [told.st_size, told.st_mtime_ns, digest_of(file)]
-    part = folder / f".{MANIFEST}.part"
-    part.write_text(json.dumps({"makes": makes, "files": files}, indent=1) + "\n")
-    os.replace(part, folder / MANIFEST)
+    runfolder.put(folder / MANIFEST, json.dumps({"makes": makes, "files": files}, indent=1) + "\n")
 
 
 def digest_of(path: Path) -> str:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from oars.runfolder import UsageError
 
 WARNING = 120  # seconds before a job's end in which it takes a snapshot and queues again; less in short jobs
-OUTPUT = "job.out"
 # What schedulers write into a job's output when they end it.
 _SAID = (
     (r"DUE TO TIME LIMIT|job killed: (walltime|cput)", "time limit"),

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from oars import runfolder
 from oars.cluster import queues
 from oars.cluster.host_list import Host, counts, expand
 from oars.cluster.queues import Ask, State
@@ -44,7 +45,7 @@ def directives(ask: Ask, name: str, folder: Path) -> list[str]:
     wants = {
         "job-name": name, "nodes": ask.nodes, "ntasks-per-node": per_node, "gpus-per-node": ask.gpus,
         "time": queues.clock(ask.seconds) if ask.seconds else None, "partition": ask.queue, "account": ask.account,
-        "output": folder / queues.OUTPUT, "open-mode": "append",
+        "output": folder / runfolder.JOB_OUTPUT, "open-mode": "append",
         "signal": f"B:USR1@{queues.warning(ask.seconds)}",
     }
     lines = [f"--{option}={shlex.quote(str(value))}" for option, value in wants.items() if value is not None]

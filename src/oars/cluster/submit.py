@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oars.cluster import pbs, queues, slurm
+from oars import runfolder
+from oars.cluster import pbs, slurm
 from oars.cluster.queues import Ask
 from oars.runfolder import RUNS, UsageError, make_folder
 
@@ -83,7 +84,7 @@ def job_script(ask: Ask, folder: Path, command: list[str]) -> str:
     folder = Path(os.path.abspath(folder))
     lines = ["#!/bin/bash", *QUEUES[ask.on].directives(ask, folder.name, folder), ""]
     if ask.on != "slurm":  # which writes where we say, as it comes
-        lines.append(f"exec >>{shlex.quote(str(folder / queues.OUTPUT))} 2>&1")
+        lines.append(f"exec >>{shlex.quote(str(folder / runfolder.JOB_OUTPUT))} 2>&1")
     lines.append(f"cd {shlex.quote(os.getcwd())}")
     lines += [f"export {name}={shlex.quote(os.environ[name])}" for name in CARRIED if name in os.environ]
     if ask.env is not None:
@@ -113,15 +114,13 @@ def check_env(ask: Ask) -> None:
 
 def write(folder: Path, told: dict[str, Any]) -> None:
     """Put ``job.json`` in its place."""
-    part = folder / ".job.json.part"
-    part.write_text(json.dumps(told, indent=1) + "\n")
-    os.replace(part, folder / "job.json")
+    runfolder.put(folder / runfolder.JOB_RECORD, json.dumps(told, indent=1) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
     """``job.json``."""
     try:
-        told: dict[str, Any] = json.loads((folder / "job.json").read_text())
+        told: dict[str, Any] = json.loads((folder / runfolder.JOB_RECORD).read_text())
         return told
     except (OSError, ValueError):
         raise UsageError(f"{folder} is no submitted run: it has no readable job.json") from None

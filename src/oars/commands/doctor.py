@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from oars import __version__
+from oars import __version__, runfolder
 from oars.cluster.host_list import HostsError
 from oars.cluster.place import Where, find
 from oars.commands.planning import make_plan, versions
@@ -100,7 +100,7 @@ def self_test(mpirun: Path, version: str) -> tuple[str, bool]:
             code = Supervisor(folder, plan, show=False).run()
         except UsageError as error:
             return str(error), False
-        out = (folder / "rank-0.log").read_text().strip() if (folder / "rank-0.log").exists() else ""
+        out = (folder / runfolder.log(0)).read_text().strip() if (folder / runfolder.log(0)).exists() else ""
     return (f"two ranks summed an array over {out}", True) if code == 0 else ("two ranks failed, see above", False)
 
 

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.cluster.host_list import Host
 from oars.cluster.place import Where, find
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi
+from oars.commands.planning import add_mpi, make_plan
 from oars.runfolder import UsageError
 from oars.supervisor.supervise import Supervisor
 
@@ -58,7 +58,7 @@ def doctor_job(where: Path, gpus: int | None = None, launcher: str = "mpirun") -
             add_mpi(plan)
         plan.write(folder)
         code = Supervisor(folder, plan, show=False).run()
-        seen = [_told(folder / f"rank-{rank}.log") for rank in range(len(names))]
+        seen = [_told(folder / runfolder.log(rank)) for rank in range(len(names))]
     silent = [name for name, told in zip(names, seen, strict=True) if told is None]
     if code or silent:
         raise UsageError(f"the nodes of this job cannot work together: {', '.join(silent) or names[0]} did not answer "

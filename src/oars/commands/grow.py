@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oars.adapt.replay.tape import FOLDER, GROW, GROWING, GROWN
+from oars import runfolder
 from oars.plan import Plan
 from oars.runfolder import UsageError, find_folder
 from oars.supervisor.screen import complain
@@ -23,7 +23,7 @@ LOOK_EVERY = 0.05  # seconds
 
 def grow(run: str, ranks: str) -> int:
     """Let ``ranks`` (``+2``, or ``6`` in all) join a run; the exit code."""
-    folder = find_folder(run, "run.json")
+    folder = find_folder(run, runfolder.RUN)
     plan = Plan.read(folder)
     number = ranks.removeprefix("+")
     in_all = number if ranks == number else str(plan.ranks + int(number))
@@ -33,12 +33,11 @@ def grow(run: str, ranks: str) -> int:
     if why := unable(plan):
         raise UsageError(f"{folder.name} cannot grow while it goes ({why}): stop it with SIGTERM, then "
                          f"oars resume {folder.name} -n {in_all}")
-    if (folder / GROW).exists() or (folder / GROWING).exists():
+    if (folder / runfolder.GROW).exists() or (folder / runfolder.GROWING).exists():
         raise UsageError(f"{folder.name} is growing already: wait until it has")
-    (folder / GROWN).unlink(missing_ok=True)
-    part = folder / f".{GROW}.part"
-    part.write_text(json.dumps({"more": int(number)} if ranks != number else {"total": int(number)}))
-    os.replace(part, folder / GROW)
+    (folder / runfolder.GROWN).unlink(missing_ok=True)
+    runfolder.put(folder / runfolder.GROW,
+                  json.dumps({"more": int(number)} if ranks != number else {"total": int(number)}))
     try:
         told = _answer(folder)
     except KeyboardInterrupt:
@@ -85,12 +84,12 @@ def _answer(folder: Path) -> dict[str, Any] | None:
     while True:
         going = _goes_on(folder)
         try:
-            return json.loads((folder / GROWN).read_text())
+            return json.loads((folder / runfolder.GROWN).read_text())
         except (OSError, ValueError):
             pass
         if not going:
             return None
-        if not said and time.monotonic() - since > 5 and not (folder / FOLDER).is_dir():
+        if not said and time.monotonic() - since > 5 and not (folder / runfolder.SNAPSHOTS).is_dir():
             said = True
             complain(f"{folder.name} has made no optimizer step yet: it can grow after the first")
         time.sleep(LOOK_EVERY)
@@ -98,7 +97,7 @@ def _answer(folder: Path) -> dict[str, Any] | None:
 
 def _take_back(folder: Path) -> int:
     try:
-        os.unlink(folder / GROW)
+        os.unlink(folder / runfolder.GROW)
         complain("the request is taken back")
     except OSError:
         complain(f"too late to take it back: {folder.name} is growing")

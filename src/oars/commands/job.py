@@ -20,19 +20,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oars.adapt.replay.tape import FOLDER as SNAPSHOTS
+from oars import runfolder
 from oars.cluster import queues, slurm
 from oars.cluster.host_list import HostsError
-from oars.cluster.jobs import CANCELLED, PARTS, parts
+from oars.cluster.jobs import parts
 from oars.cluster.pipeline import write_manifest
 from oars.cluster.submit import QUEUES, is_run, read, write
 from oars.commands.doctor_job import doctor_job, line
 from oars.commands.planning import versions
-from oars.commands.run import DOCTOR
 from oars.runfolder import JOB, RUNS, UsageError
 from oars.supervisor.screen import complain
 from oars.supervisor.stall import ABORTED
-from oars.supervisor.supervise import MARKS
 
 STOPPED = 128 + signal.SIGTERM
 SLURM_MAY_BE_EARLY = 90  # seconds: with a signal before the end
@@ -76,7 +74,7 @@ class Part:
         if self.told["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
             found = doctor_job(self.folder, self.told["gpus"], launcher_of(self.command))
             complain(line(found))
-            (self.folder / DOCTOR).write_text(json.dumps(found) + "\n")
+            (self.folder / runfolder.DOCTOR).write_text(json.dumps(found) + "\n")
 
     def words(self) -> list[str]:
         """What this part runs."""
@@ -84,7 +82,7 @@ class Part:
             ours = self.command[0] == "oars"
             return [sys.executable, "-m", "oars", *self.command[1:]] if ours else self.command
         words = self.command[1:]
-        if (self.folder / "run.json").exists():
+        if (self.folder / runfolder.RUN).exists():
             if self.snapshot is None:
                 put_aside(self.folder, self.number - 1)
             else:
@@ -113,7 +111,7 @@ class Part:
         if self.told_to_stop and code == STOPPED:
             why = self.told_to_stop
             state = self.queue.state(self.id)
-            if (self.folder / CANCELLED).exists() or state is not None and state.name == "cancelled":
+            if (self.folder / runfolder.CANCELLED).exists() or state is not None and state.name == "cancelled":
                 return self.end(code, "cancelled", False)
             if state is not None and state.left > queues.warning(self.told["seconds"]) + SLURM_MAY_BE_EARLY:
                 why = "preempted"  # where a site lets the same signal tell of it
@@ -145,7 +143,7 @@ class Part:
 
     def let_wait_for(self, job: str) -> None:
         """What waits for the job that ends now shall wait for its next part."""
-        for path in Path(RUNS).glob("*/job.json"):
+        for path in Path(RUNS).glob(f"*/{runfolder.JOB_RECORD}"):
             other = read(path.parent)
             if self.id in other["after"]:
                 other["after"] = [job if before == self.id else before for before in other["after"]]
@@ -158,7 +156,7 @@ class Part:
         return code
 
     def note(self, event: str, **more: Any) -> None:
-        with open(self.folder / PARTS, "a") as file:
+        with open(self.folder / runfolder.PARTS, "a") as file:
             file.write(json.dumps({"event": event, "part": self.number, "time": time.time(), **more}) + "\n")
 
 
@@ -170,7 +168,7 @@ def launcher_of(command: list[str]) -> str:
 
 def newest(folder: Path) -> str | None:
     """The newest snapshot's name."""
-    return max((path.name for path in (folder / SNAPSHOTS).glob("*.snap")), default=None)
+    return max((path.name for path in (folder / runfolder.SNAPSHOTS).glob("*.snap")), default=None)
 
 
 def put_aside(folder: Path, part: int) -> None:
@@ -178,22 +176,22 @@ def put_aside(folder: Path, part: int) -> None:
     aside = folder / f"part-{part}"
     aside.mkdir(exist_ok=True)
     for path in folder.iterdir():
-        if MARKS.match(path.name):
+        if runfolder.MARKS.match(path.name):
             path.unlink()
-        elif not path.name.startswith(("job.", "part", ".job.", DOCTOR)):
+        elif not path.name.startswith(("job.", "part", ".job.", runfolder.DOCTOR)):
             os.replace(path, aside / path.name)
 
 
 def last_words(folder: Path, why: str) -> str:
     """An exit code, with the last line of the error that caused it, or the line in which we refused."""
-    for path in sorted(folder.glob("error-*.json")):
+    for path in sorted(folder.glob(runfolder.error("*"))):
         try:
             lines = json.loads(path.read_text())["text"].strip().splitlines()
             return f"{why}: {lines[-1]}" if lines else why
         except (OSError, ValueError, KeyError):
             pass
-    if why == "exit code 2" and (folder / queues.OUTPUT).exists():
-        lines = (folder / queues.OUTPUT).read_text(errors="replace").splitlines()
+    if why == "exit code 2" and (folder / runfolder.JOB_OUTPUT).exists():
+        lines = (folder / runfolder.JOB_OUTPUT).read_text(errors="replace").splitlines()
         return next((f"{why}: {line[6:]}" for line in reversed(lines) if line.startswith("oars: ")), why)
     return why
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.cluster.host_list import Host
 from oars.cluster.place import Place, Where, find, only_here
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi
+from oars.commands.planning import add_mpi, make_plan
 from oars.plan import available_cores, visible_gpus
 from oars.runfolder import UsageError
 from oars.supervisor.supervise import Supervisor
@@ -62,7 +62,7 @@ def look(what: str, ranks: int, place: Place | None = None) -> dict[str, Any]:
         plan.write(folder)
         code = Supervisor(folder, plan, show=False).run()
         try:
-            found: dict[str, Any] = json.loads((folder / "rank-0.log").read_text().splitlines()[-1])
+            found: dict[str, Any] = json.loads((folder / runfolder.log(0)).read_text().splitlines()[-1])
         except (OSError, ValueError, IndexError):
             raise UsageError(f"{ranks} ranks could not be measured (exit code {code}): does oars doctor find all well?"
                              ) from None

@@ -14,9 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from oars import runfolder
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 SIZES = (65536, 1 << 20, 1 << 23, 1 << 25)  # bytes of an average
 MESSAGES = (8, 4096, 65536, 1 << 20, 1 << 24)
@@ -33,14 +38,14 @@ def main() -> None:
     from oars.plan import Plan
 
     folder = Path(os.environ["OARS_RUN_FOLDER"])
-    board = Board.open(folder / "board", MPI.COMM_WORLD.rank)
+    board = Board.open(folder / runfolder.BOARD, MPI.COMM_WORLD.rank)
     world = World.over_mpi(board, survives=Plan.read(folder).survives)
     found = {"pair": pair(world.comm)} if sys.argv[1] == "pair" else node(world)
     if world.rank == 0:
         print(json.dumps(found))
 
 
-def node(world: Any) -> dict[str, Any]:
+def node(world: World) -> dict[str, Any]:
     """What the ranks of one node do to each other."""
     line = np.zeros(3, np.int64)
     found: dict[str, Any] = {"ranks": world.size, "meeting": timed(lambda: world.allgather_alike(line), world, 50)}
@@ -55,7 +60,7 @@ def node(world: Any) -> dict[str, Any]:
     return found
 
 
-def timed(work: Callable[[], Any], world: Any, at_once: int = 1) -> float:
+def timed(work: Callable[[], Any], world: World, at_once: int = 1) -> float:
     """The median of as many tries as there is time for; all ranks make equally many, rank 0 says how many."""
     work()
     began = time.perf_counter()
@@ -70,7 +75,7 @@ def timed(work: Callable[[], Any], world: Any, at_once: int = 1) -> float:
     return statistics.median(taken)
 
 
-def reduces(world: Any) -> list[float]:
+def reduces(world: World) -> list[float]:
     """Seconds of an average, by size, as a training's exchange does it: in, agreed, averaged, out."""
     from oars.exchange.allreduce import Exchange
 
@@ -90,7 +95,7 @@ def reduces(world: Any) -> list[float]:
     return found
 
 
-def taking_turns(world: Any, unit: Callable[[], None]) -> tuple[list[float], float]:
+def taking_turns(world: World, unit: Callable[[], None]) -> tuple[list[float], float]:
     """How fast ranks are while all work, against rank 0 alone, in each round; and how far apart they are in all."""
     unit()
     ratios, every = [], []

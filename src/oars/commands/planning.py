@@ -15,10 +15,12 @@ import sys
 import time
 from typing import Any
 
+from oars.cluster import launchers
 from oars.cluster.host_list import Host
 from oars.cluster.place import Place, only_here, spread
 from oars.plan import Period, Plan, available_cores, visible_gpus
 from oars.runfolder import UsageError
+from oars.supervisor import launch
 
 
 def make_plan(script: str, args: list[str], module: bool, ranks: int | None, place: Place | None = None,
@@ -56,6 +58,20 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, pla
         versions=versions(),
         **options,
     )
+
+
+def add_mpi(plan: Plan) -> None:
+    """Say in the plan what will start the ranks."""
+    if plan.launcher != "mpirun":
+        launchers.check(plan.launcher)
+        plan.mpi = plan.launcher
+        return
+    mpirun, version = launch.require_mpirun()
+    # NCCL waits for its dead for ever, so with a GPU for each rank a death ends the run.
+    plan.survives = launch.survives(version) and (not plan.gpus or plan.share_gpus)
+    plan.mpirun, plan.mpi = str(mpirun), version
+    if plan.hosts:
+        launch.check_hosts(plan)
 
 
 def terminal_size(fd: int) -> list[int] | None:

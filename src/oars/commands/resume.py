@@ -11,18 +11,20 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt.replay.snapshot_file import newest, read
-from oars.adapt.replay.tape import FOLDER, read_tape
+from oars.adapt.replay.tape import read_tape
 from oars.cluster.place import Where
 from oars.cluster.place import find as find_place
-from oars.commands.planning import make_plan, snapshot_plan
-from oars.commands.run import add_mpi, finish, start
+from oars.commands.planning import add_mpi, make_plan, snapshot_plan
+from oars.commands.run import finish, start
 from oars.hosts.kill_all import sweep
 from oars.plan import Period, Plan
 from oars.runfolder import UsageError, find_folder
+from oars.supervisor.closing import clear_marks
 from oars.supervisor.screen import complain
 from oars.supervisor.snapshot_requests import take_lock
-from oars.supervisor.supervise import Supervisor, clear_marks
+from oars.supervisor.supervise import Supervisor
 
 KEPT = ("seed", "batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "bind", "launcher",
         "stage_env", "wire")  # of the old plan
@@ -30,11 +32,11 @@ KEPT = ("seed", "batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "
 
 def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:
     """Resume a run and return its exit code."""
-    folder = find_folder(run, "run.json")
+    folder = find_folder(run, runfolder.RUN)
     old = Plan.read(folder)
     lock = take_lock(folder)  # refuses a run that is going
     check_sides(folder)
-    if not (folder / FOLDER).is_dir():
+    if not (folder / runfolder.SNAPSHOTS).is_dir():
         raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
     path, refused = newest(folder, lambda header: check(folder, header))
     for line in refused:
@@ -59,7 +61,7 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
 
 def check_sides(folder: Path) -> None:
     """Refuse a run that another host goes on with, since a link was cut (``oars.hosts.lookout``)."""
-    for path in folder.glob("side-*"):
+    for path in folder.glob(runfolder.side("*")):
         if (host := path.read_text()) != socket.gethostname():
             raise UsageError(f"{folder.name} goes on on {host}, which was cut off from the command's host: wait for "
                              f"it, or end it there and remove {path}")
@@ -86,9 +88,9 @@ def go_on(folder: Path, plan: Plan, quiet: bool, lock: int) -> int:
     sweep(folder.resolve())
     clear_marks(folder)
     for name in os.listdir(folder):
-        if name.startswith("error-") or name == "summary.json":
+        if name.startswith("error-") or name == runfolder.SUMMARY:
             os.unlink(folder / name)
-    step = read(folder / FOLDER / plan.resume)[0]["step"]
+    step = read(folder / runfolder.SNAPSHOTS / plan.resume)[0]["step"]
     supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
     supervisor.screen.say(f"going on from the snapshot of step {step}")
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oars.commands.planning import make_plan
-from oars.commands.run import add_mpi, start
+from oars import runfolder
+from oars.commands.planning import add_mpi, make_plan
+from oars.commands.run import start
 from oars.runfolder import UsageError, make_folder, stem_of
 from oars.supervisor.screen import complain
 from oars.supervisor.supervise import Supervisor
@@ -67,7 +68,7 @@ def compare(one: Path, many: Path, ranks: int) -> tuple[bool, str]:
     unequal = _unequal_ranks(many, ranks)
     if unequal:
         return False, f"not the same: rank {unequal} ends with other weights than rank 0; see Gradients in the contract"
-    wrong, off = _weights(one / "weights.npz", many / "weights.npz", ranks)
+    wrong, off = _weights(one / runfolder.WEIGHTS, many / runfolder.WEIGHTS, ranks)
     if wrong:
         return False, f"not the same: {wrong}; see Gradients in the contract"
     told = f"losses agree to {worst:.1g}, weights to {off:.1g}"
@@ -76,7 +77,7 @@ def compare(one: Path, many: Path, ranks: int) -> tuple[bool, str]:
 
 def _losses(folder: Path) -> list[float | None]:
     try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        lines = (folder / runfolder.METRICS).read_text().splitlines()
     except OSError:
         return []
     return [json.loads(line)["loss"] for line in lines]
@@ -106,7 +107,7 @@ def _unequal_ranks(folder: Path, ranks: int) -> int:
     digests = []
     for rank in range(ranks):
         try:
-            digests.append((folder / f"weights-digest-{rank}.txt").read_text())
+            digests.append((folder / runfolder.weights_digest(rank)).read_text())
         except OSError:
             digests.append("")
     return next((rank for rank in range(ranks) if digests[rank] != digests[0]), 0)

@@ -22,6 +22,7 @@ import numpy as np
 from oars.data import split as split_
 from oars.data.bad import Bad, counted
 from oars.data.errors import DataError
+from oars.data.frameworks import keras_data, stacked, tf_data, torch_data
 from oars.data.passes import Epoch
 from oars.data.reader import Block, Reader
 from oars.data.transforms import decode
@@ -266,8 +267,8 @@ class Data(_Dataset):
         if any(self._columns.encoded) or self._steps:
             samples = list(self)
             if self._label is None:
-                return _stacked(samples)
-            return _stacked([x for x, _ in samples]), _stacked([y for _, y in samples])
+                return stacked(samples)
+            return stacked([x for x, _ in samples]), stacked([y for _, y in samples])
         found = self._all(self._columns, *([self._label] if self._label else []))
         return found if self._label else found[0]
 
@@ -296,20 +297,14 @@ class Data(_Dataset):
 
     def torch(self) -> Any:
         """A ``torch.utils.data.Dataset`` of tensors."""
-        from oars.data.frameworks import torch_data
-
         return torch_data(self)
 
     def keras(self, batch_size: int = 32, shuffle: bool = False, seed: int = 0) -> Any:
         """A ``keras.utils.PyDataset`` of batches, for ``model.fit``."""
-        from oars.data.frameworks import keras_data
-
         return keras_data(self, batch_size, shuffle, seed)
 
     def tf(self, batch_size: int | None = None) -> Any:
         """A ``tf.data.Dataset`` of samples, or of batches."""
-        from oars.data.frameworks import tf_data
-
         return tf_data(self, batch_size)
 
 
@@ -326,13 +321,3 @@ def _room(rows: int, like: Any) -> Any:
     if isinstance(like, dict):
         return {name: _room(rows, values) for name, values in like.items()}
     return np.empty((rows, *like.shape[1:]), like.dtype)
-
-
-def _stacked(samples: list[Any]) -> Any:
-    if samples and isinstance(samples[0], dict):
-        return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
-    if len({np.shape(sample) for sample in samples}) > 1:
-        raise DataError(
-            f"samples differ in shape ({np.shape(samples[0])}, ...): bring them to one size with transform()"
-        )
-    return np.stack(samples) if samples else np.empty(0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oars.data.errors import DataError
 from oars.data.needs import need
 
 if TYPE_CHECKING:
@@ -22,14 +23,23 @@ def mapped(sample: Any, change: Any) -> Any:
     return change(sample)
 
 
+def stacked(samples: list[Any]) -> Any:
+    """Samples as one array, or as one for each of their names."""
+    if samples and isinstance(samples[0], dict):
+        return {name: stacked([sample[name] for sample in samples]) for name in samples[0]}
+    if len({np.shape(sample) for sample in samples}) > 1:
+        raise DataError(
+            f"samples differ in shape ({np.shape(samples[0])}, ...): bring them to one size with transform()"
+        )
+    return np.stack(samples) if samples else np.empty(0)
+
+
 def batch(data: Data, rows: Any) -> Any:
     """Some samples as one: arrays with a row for each."""
-    from oars.data.dataset import _stacked
-
     samples = data.__getitems__(rows)
     if isinstance(samples[0], tuple):
-        return tuple(_stacked([sample[at] for sample in samples]) for at in range(2))
-    return _stacked(samples)
+        return tuple(stacked([sample[at] for sample in samples]) for at in range(2))
+    return stacked(samples)
 
 
 class TorchData:

@@ -6,8 +6,6 @@ in make_physics.py, digits here.
 
 from __future__ import annotations
 
-import gzip
-import io
 import struct
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from oars.data import work
 from oars.data.errors import DataError
+from oars.data.work import zipped
 
 # Strokes of the ten digits, as points (x, y) from 0 to 1.
 _STROKES: list[list[list[tuple[float, float]]]] = [
@@ -66,14 +65,6 @@ def digits(out: Path, size: int, seed: int, workers: int) -> None:
                                  ("labels-idx1", struct.pack(">2I", 2049, count), labels)):
             (out / f"{part}-{name}-ubyte.gz").write_bytes(zipped(head + data))
     print(f"{out}: {size:,} digits and {max(1, size // 6):,} to test")
-
-
-def zipped(data: bytes) -> bytes:
-    """gzip, without the time and the name that it usually notes."""
-    out = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0, compresslevel=6) as file:
-        file.write(data)
-    return out.getvalue()
 
 
 def _digits(task: tuple[int, bool, int, int]) -> tuple[bytes, bytes]:

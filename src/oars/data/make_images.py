@@ -22,7 +22,7 @@ from PIL import Image
 
 from oars.data import tar, work
 from oars.data.errors import DataError
-from oars.data.make import zipped
+from oars.data.work import zipped
 
 # What --damage knows. Those in the first group change an image, the second its annotation, the third the archive.
 DAMAGE = ("png", "gif", "cmyk", "16-bit", "exif", "truncated", "empty", "no-image", "bomb",

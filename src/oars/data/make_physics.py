@@ -14,7 +14,7 @@ import numpy as np
 
 from oars.data import work
 from oars.data.errors import DataError
-from oars.data.make import zipped
+from oars.data.work import zipped
 
 _PART = 10_000
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from oars.data import seams
+
 _patched = False
 
 
@@ -49,18 +51,19 @@ class Epoch:
 
 def _patch(loader: Any) -> None:
     global _patched
-    if _patched:
-        return
-    _patched = True
-    plain = loader.__iter__
+    if not _patched:
+        _patched = True
+        seams.count_passes(loader, _counting)
 
+
+def _counting(plain: Any) -> Any:
     @functools.wraps(plain)
     def begin(self: Any) -> Any:
         for epoch in _epochs(self.dataset):
             epoch.begins()
         return plain(self)
 
-    loader.__iter__ = begin
+    return begin
 
 
 def _epochs(dataset: Any) -> list[Epoch]:

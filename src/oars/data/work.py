@@ -7,6 +7,8 @@ on writing; a worker that is killed is an error of one line, never a wait withou
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -28,6 +30,14 @@ _report: Callable[[int, int], None] = lambda items, size: None  # noqa: E731
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def zipped(data: bytes) -> bytes:
+    """gzip, without the time and the name that it usually notes."""
+    out = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0, compresslevel=6) as file:
+        file.write(data)
+    return out.getvalue()
 
 
 def advance(items: int, size: int = 0) -> None:

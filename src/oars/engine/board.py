@@ -34,6 +34,7 @@ _GONE = 128  # one byte a rank, after the head
 _LIVE = struct.Struct("<Qdd16s")  # collectives completed; since when (time()) in this one, or in none; waited; its name
 _FIXED = struct.Struct("<I64s")  # pid, host; at _FIXED_AT in the slot
 _FIXED_AT = 128  # a cache line away from what changes
+SERVES = "serving"  # the name of what a parameter server is in: it waits for nobody, unless it is stopped
 
 
 class Slot(NamedTuple):

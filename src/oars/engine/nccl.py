@@ -28,7 +28,7 @@ class Nccl:
         self._store = store
         self._group = dist.ProcessGroupNCCL(store, world.rank, world.size)
 
-    def allreduce(self, tensor: Any) -> Any:
+    def allreduce(self, tensor: object) -> Any:
         """Sum over ranks, in place; ordered with the current stream's work."""
         self._group.allreduce([tensor]).wait()
         return tensor

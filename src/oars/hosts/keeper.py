@@ -27,6 +27,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE))  # it is run by its path, so that nothing in the user's folder can get in its way
+from oars import runfolder  # noqa: E402
 from oars.hosts.lookout import ADDRESS, Beat, end, pump  # noqa: E402
 
 ENDS_WITHIN = 2.0  # seconds between the ends of mpirun and of its daemons, in good order
@@ -123,13 +124,13 @@ class Keeper:
             if self.proxy is not None and self.proxy.dark() and not told:
                 told = True
                 print(f"oars: nothing is heard of {self.host}", file=sys.stderr, flush=True)
-                (self.folder / f"dark-{self.proxy.hostname}").touch()
+                (self.folder / runfolder.dark(self.proxy.hostname)).touch()
                 self.proxy.lose()
             gone = status is not None or (self.proxy is not None and self.proxy.gone.is_set())
             if gone and not told and not self._mpirun_ended(ENDS_WITHIN) and not self._ended_well():
                 told = True
                 print(f"oars: the MPI daemon of {self.host} is gone", file=sys.stderr, flush=True)
-                (self.folder / f"gone-{self.host}").touch()
+                (self.folder / runfolder.gone(self.host)).touch()
         try:
             self.shell.wait(ENDS_WITHIN)
         except subprocess.TimeoutExpired:
@@ -139,7 +140,7 @@ class Keeper:
     def _ended_well(self) -> bool:
         """Whether the daemon's exit code was 0. The remote shell's says nothing: srun's is 0 for a node that failed."""
         try:
-            return (self.folder / f"ended-{self.host}").read_text().strip() == "0"
+            return (self.folder / runfolder.ended(self.host)).read_text().strip() == "0"
         except OSError:
             return False
 
@@ -150,7 +151,7 @@ class Keeper:
 
 def watched(command: str, proxy: Proxy, addresses: list[str], folder: Path, host: str) -> str:
     """The command that starts a host's lookout, and that the daemon; what it must know goes by a file."""
-    path = folder / f"start-{host}.json"
+    path = folder / runfolder.start_json(host)
     path.touch(0o600)
     path.write_text(json.dumps({
         "command": command, "folder": str(folder), "secret": proxy.secret, "addresses": addresses,
@@ -171,8 +172,8 @@ def main() -> int:
         proxy = Proxy(found[2].split(",")[0], int(found[3]), lease, hold)
         command = watched(command, proxy, found[2].split(","), folder, host)
     # By a file, for remote shells differ in what they do to quotes; and in the foreground, so that its end is seen.
-    script = folder / f"start-{host}.sh"
-    ended = folder / f"ended-{host}"
+    script = folder / runfolder.start_script(host)
+    ended = folder / runfolder.ended(host)
     ended.unlink(missing_ok=True)
     script.write_text(f"exec 0</dev/null\n{command}\ncode=$?\necho $code >{shlex.quote(str(ended))}\nexit $code\n")
     path = shlex.quote(str(script)) if shell[0] != "srun" else str(script)

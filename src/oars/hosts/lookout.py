@@ -32,6 +32,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.hosts.hub import HUB, Hub
 from oars.hosts.kill_all import sweep
 from oars.plan import Plan
@@ -58,12 +59,12 @@ def living_at(folder: Path) -> dict[int, str]:
     """Every rank that nobody has called lost, and its host."""
     names = set(os.listdir(folder))
     return {int(name[5:]): json.loads((folder / name).read_text())[0]
-            for name in names if re.fullmatch(r"born-\d+", name) and f"lost-{name[5:]}" not in names}
+            for name in names if re.fullmatch(r"born-\d+", name) and runfolder.lost(name[5:]) not in names}
 
 
 def claim(folder: Path, living: int, host: str) -> bool:
     """Whether the side that ``host`` speaks for may write the run folder on, when ``living`` ranks have been parted."""
-    path = folder / f"side-{living}"
+    path = folder / runfolder.side(living)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
@@ -94,14 +95,14 @@ def own_addresses() -> list[str]:
 
 def write_addresses(folder: Path) -> None:
     """Tell the others where this host is."""
-    (folder / f"at-{socket.gethostname()}").write_text(json.dumps(own_addresses()))
+    (folder / runfolder.at(socket.gethostname())).write_text(json.dumps(own_addresses()))
 
 
 def addresses_of(folder: Path, hosts: Iterable[str], others: Iterable[str]) -> list[str]:
     """Where ``hosts`` are, without addresses that some of the ``others`` have too (each host's own bridges)."""
     def told(host: str) -> set[str]:
         try:
-            return set(json.loads((folder / f"at-{host}").read_text()))
+            return set(json.loads((folder / runfolder.at(host)).read_text()))
         except (OSError, ValueError):
             return set()
 

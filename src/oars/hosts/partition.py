@@ -11,27 +11,29 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from oars import runfolder
 from oars.hosts.lookout import WAITS, addresses_of, claim, goes_on, lease, living_at
 from oars.hosts.reach import Reach
 from oars.plan import Plan
 from oars.runfolder import CutOff
-from oars.supervisor.screen import Screen
 
 
 class Sides:
     """One run's."""
 
-    def __init__(self, folder: Path, plan: Plan, screen: Screen, reach: Reach) -> None:
-        self.folder, self.plan, self.screen, self.reach = folder, plan, screen, reach
+    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None], reach: Reach) -> None:
+        self.folder, self.plan, self.say, self.reach = folder, plan, say, reach
         self.dark: dict[str, float] = {}  # host: when it was seen to be
         self.left: set[str] = set()  # those the others go on without
 
     def look(self, now: float, seen: set[str]) -> None:
         """Take a side if there is one to take; CutOff if it is the side that stops."""
-        names = {name.removeprefix("dark-") for name in seen if name.startswith("dark-")} - self.left
-        if not names or not self.plan.survives or not any(name.startswith("pid-") for name in seen):
+        dark = runfolder.dark("")
+        names = {name.removeprefix(dark) for name in seen if name.startswith(dark)} - self.left
+        if not names or not self.plan.survives or not any(name.startswith(runfolder.pid("")) for name in seen):
             return  # the last: they are starting, and a host is missing
         for name in names:
             self.dark.setdefault(name, now)
@@ -47,8 +49,8 @@ class Sides:
         self.left |= names
         lost = sorted(living.keys() - set(here))
         text = f"nothing has been heard of {' and '.join(sorted(names))} for {lease(self.plan) + waits:.0f} s"
-        self.screen.say(f"{text}: the ranks on the other hosts go on without")
-        with open(self.folder / "events.jsonl", "a") as file:
+        self.say(f"{text}: the ranks on the other hosts go on without")
+        with open(self.folder / runfolder.EVENTS, "a") as file:
             file.write(json.dumps({"time": time.time(), "event": "dark", "hosts": sorted(names), "ranks": lost}) + "\n")
         others = {living[rank] for rank in here} | {socket.gethostname()}
         self.reach.cut(addresses_of(self.folder, names, others), others)

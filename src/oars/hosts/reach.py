@@ -10,14 +10,16 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oars import runfolder
 from oars.engine.board import Slot
 from oars.hosts import stacks
-from oars.hosts.deputy import send
 from oars.hosts.hub import Hub
 
 ANSWERS_WITHIN = 5.0
@@ -116,7 +118,7 @@ class Reach:
 
     def _order(self, host: str, **order: Any) -> int:
         number = next(self._numbers)
-        fd = os.open(self.folder / f"orders-{host}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        fd = os.open(self.folder / runfolder.orders(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             os.write(fd, json.dumps({**order, "number": number}).encode() + b"\n")
         finally:
@@ -124,7 +126,7 @@ class Reach:
         return number
 
     def _answer(self, host: str, number: int) -> dict[str, Any] | None:
-        path = self.folder / f"answer-{host}-{number}.json"
+        path = self.folder / runfolder.answer(host, number)
         try:
             told = json.loads(path.read_text())
             path.unlink()
@@ -140,7 +142,7 @@ def missing_hosts(hosts: list[tuple[str, int]], seen: set[str], seconds: float) 
         return f"{', '.join(gone)} was lost while the ranks were starting"
     first, missing = 0, []
     for host, ranks in hosts:
-        if not any(f"born-{rank}" in seen for rank in range(first, first + ranks)):
+        if not any(runfolder.born(rank) in seen for rank in range(first, first + ranks)):
             missing.append(host)
         first += ranks
     if missing and seconds > HOSTS_COME_WITHIN:
@@ -161,3 +163,18 @@ def not_started(log: str) -> str:
         return ""
     said = [line for line in found[1].splitlines() if line.strip() and "plm:ssh" not in line]
     return f"cannot start ranks on {found[2]}: {said[-1] if said else 'nothing was said'}"
+
+
+def start_deputy(folder: Path, ranks: range) -> None:
+    """In a rank: start the deputy for these ranks of this host, outside of what MPI watches."""
+    null = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-m", "oars.supervisor.deputy", str(folder), str(ranks.start), str(ranks.stop)],
+                     stdin=null, stdout=null, stderr=null, start_new_session=True)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process of this host that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

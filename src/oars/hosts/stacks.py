@@ -28,6 +28,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from oars import runfolder
+
 SIGNAL = signal.SIGRTMIN + 13 if hasattr(signal, "SIGRTMIN") else None
 ANSWERS_WITHIN = 2.0
 WRITTEN_WITHIN = 0.2  # an answer that has not grown for so long is whole
@@ -72,7 +74,7 @@ def answer(folder: Path, rank: int, supervisor: int) -> None:
     """In a rank: from now on it says where it is when asked, and the supervisor's children may look for themselves."""
     if SIGNAL is None:
         return
-    file = os.open(folder / f"stack-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    file = os.open(folder / runfolder.stack(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     faulthandler.register(SIGNAL, file, all_threads=True)
     try:
         import ctypes
@@ -171,7 +173,7 @@ def _answers(folder: Path, starts: dict[int, int]) -> dict[int, str]:
             break
     texts = {}
     for rank, start in starts.items():
-        with open(folder / f"stack-{rank}.txt", "rb") as file:
+        with open(folder / runfolder.stack(rank), "rb") as file:
             file.seek(start)
             texts[rank] = file.read().decode(errors="replace")
     return {rank: text for rank, text in texts.items() if text}
@@ -200,7 +202,7 @@ def _spied(pid: int) -> tuple[str, str]:
 
 def _size(folder: Path, rank: int) -> int:
     try:
-        return os.stat(folder / f"stack-{rank}.txt").st_size
+        return os.stat(folder / runfolder.stack(rank)).st_size
     except OSError:
         return 0
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from time import monotonic, sleep  # as they are now: scripts are given another clock later
 from typing import Any
 
+from oars import runfolder
 from oars.adapt import files
 from oars.adapt.replay.tape import Diverged, tape
 from oars.engine import Astray
+from oars.rank import seams
 from oars.rank.record import Record
 from oars.rank.script import exit_code, print_error
 from oars.rank.survive import Survivor
@@ -35,11 +37,11 @@ class Ends:
 
     def watch(self) -> None:
         """From here on the script may end; tell the supervisor that this rank is there."""
-        os._exit = self.hard_exit  # type: ignore[assignment]
+        seams.watch_exit(self.hard_exit)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.interrupt)
-        _reserve(self.folder, f"exit-{self.rank}.json")
-        write(self.folder, f"pid-{self.rank}", self.pid)
+        _reserve(self.folder, runfolder.exit_file(self.rank))
+        write(self.folder, runfolder.pid(self.rank), self.pid)
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
@@ -68,19 +70,19 @@ class Ends:
         with open(self.stderr, "rb") as file:
             file.seek(start)
             text = file.read().decode(errors="replace")
-        write(self.folder, f"error-{self.rank}.json", {"text": text})
+        write(self.folder, runfolder.error(self.rank), {"text": text})
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
         if self.joins and self.world.waits_to_join:
-            write(self.folder, f"stayed-{self.rank}", f"rank {self.rank} could not follow the script: {how}")
+            write(self.folder, runfolder.stayed(self.rank), f"rank {self.rank} could not follow the script: {how}")
             true_exit(0)
         if self.joins:  # the others go on without it
             print(f"oars: rank {self.rank} joined, and cannot go on: {how}", file=sys.__stderr__, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         text = f"cannot resume {self.folder.name}: "
         text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
-        write(self.folder, f"error-{self.rank}.json", {"usage": text})
+        write(self.folder, runfolder.error(self.rank), {"usage": text})
         true_exit(2)
 
     def met_the_others(self) -> int:
@@ -100,7 +102,7 @@ class Ends:
         """The script's own code is done; its threads and atexit handlers follow."""
         if os.getpid() != self.pid:
             _leave_child(code)
-        write(self.folder, f"exit-{self.rank}.json", {"code": code})
+        write(self.folder, runfolder.exit_file(self.rank), {"code": code})
 
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
@@ -109,7 +111,7 @@ class Ends:
                 true_exit(0)
             code = code or self.met_the_others()
             self.record.close()
-            write(self.folder, f"exit-{self.rank}.json", {"code": code & 0xFF, "hard": True})
+            write(self.folder, runfolder.exit_file(self.rank), {"code": code & 0xFF, "hard": True})
             files.close()
             if self.survivor is not None and code == 0:
                 self.survivor.leave()
@@ -125,7 +127,7 @@ class Ends:
 
     def _let_others_come(self) -> None:
         """mpirun ends all ranks when one leaves with a code: those that are about to do the same have a moment."""
-        files_of_all = [self.folder / f"exit-{rank}.json" for rank in self.world.members]
+        files_of_all = [self.folder / runfolder.exit_file(rank) for rank in self.world.members]
         until = monotonic() + TOGETHER_WITHIN
         while monotonic() < until and not all(path.exists() for path in files_of_all):
             sleep(0.01)
@@ -143,7 +145,7 @@ class Ends:
 
     def left(self) -> None:
         """Nothing is left to do here, so that the supervisor may end an mpirun that waits for a dead host."""
-        write(self.folder, f"left-{self.rank}", self.pid)
+        write(self.folder, runfolder.left(self.rank), self.pid)
 
 
 def _last_line(error: BaseException) -> str:
@@ -198,9 +200,9 @@ def _runs(frame: Any, names: dict) -> bool:
     return False
 
 
-def write(folder: Path, name: str, value: Any) -> None:
+def write(folder: Path, name: str, value: object) -> None:
     """Write a small file that appears whole, past any patched file functions."""
-    part = folder / f".{name}.part"
+    part = folder / runfolder.part_of(name)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
     os.write(fd, json.dumps(value).ljust(_RESERVED).encode())
     os.close(fd)
@@ -212,6 +214,6 @@ _RESERVED = 64  # bytes
 
 def _reserve(folder: Path, name: str) -> None:
     """Room for a file that must be written though the disk is full by then."""
-    fd = os.open(folder / f".{name}.part", os.O_WRONLY | os.O_CREAT, 0o666)
+    fd = os.open(folder / runfolder.part_of(name), os.O_WRONLY | os.O_CREAT, 0o666)
     os.write(fd, b" " * _RESERVED)
     os.close(fd)

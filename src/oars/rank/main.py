@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import debug, runfolder
 from oars.adapt import files
-from oars.adapt.replay.tape import GROWING, tape
+from oars.adapt.replay.tape import tape
 from oars.cluster import launchers
 from oars.hosts import links
 from oars.hosts.hub import HUB
@@ -35,7 +36,6 @@ from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import share_stdin, stand_in_terminal, take_stdin, tell_terminal_size
 from oars.rank.survive import Survivor
-from oars.supervisor.launch import RANK_VARIABLES, rank_command
 
 BORN = time.time()
 
@@ -49,7 +49,8 @@ def main() -> None:
         plan.joining = joining_plan(folder, first)
     rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
-    write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
+    debug.begin(folder / runfolder.debug_log(rank))
+    write(folder, runfolder.born(rank), [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:
         cores = available_cores()
@@ -113,9 +114,9 @@ def settle(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) ->
         if socket.gethostname() != plan.host:
             gpus = visible_gpus()
             if local_rank == 0:
-                from oars.hosts import deputy
+                from oars.hosts.reach import start_deputy
 
-                deputy.start(folder, range(rank, rank + on_host))
+                start_deputy(folder, range(rank, rank + on_host))
     keep_memory()
     if not first:  # who joins others takes its share when it has
         take_cores(cores, local_rank, on_host)
@@ -135,7 +136,7 @@ def keep_memory() -> None:
 def joining_plan(folder: Path, first: int) -> dict[str, Any]:
     """What ranks that join have to know; if nobody waits for them any more they end."""
     try:
-        told = json.loads((folder / GROWING).read_text())
+        told = json.loads((folder / runfolder.GROWING).read_text())
     except (OSError, ValueError):
         told = {}
     if told.get("first") != first:
@@ -152,7 +153,7 @@ def _launched(*names: str) -> str:
 
 def hide_ranks(plan: Plan) -> None:
     """Remove from the environment what a script could tell its rank by, once MPI has read it."""
-    for name in [name for name in os.environ if RANK_VARIABLES.fullmatch(name)]:
+    for name in [name for name in os.environ if launchers.RANK_VARIABLES.fullmatch(name)]:
         if name not in plan.mpi_settings:
             del os.environ[name]
     if plan.ranks > 1 and sys.version_info >= (3, 12):
@@ -163,7 +164,7 @@ def hide_ranks(plan: Plan) -> None:
 
 def redirect_output(folder: Path, rank: int, plan: Plan) -> None:
     """This rank's stdout and stderr, its children's too, go to its files in the run folder, line by line."""
-    for fd, name in ((1, f"rank-{rank}.log"), (2, error_file(rank, plan))):
+    for fd, name in ((1, runfolder.log(rank)), (2, error_file(rank, plan))):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(file, fd)
         os.close(file)
@@ -221,7 +222,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     from oars.engine.board import Board
     from oars.hosts import stacks
 
-    board = Board.open(folder / "board", rank)
+    board = Board.open(folder / runfolder.BOARD, rank)
     stacks.answer(folder, rank, board.supervisor)
     board.enter("start")
     from mpi4py import MPI
@@ -233,7 +234,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if world.size != plan.ranks and not first:
             library = MPI.Get_library_version().partition(",")[0].strip()
             starter = f"mpirun ({plan.mpi})" if plan.launcher == "mpirun" else plan.launcher
-            write(folder, f"error-{rank}.json", {"usage": f"{starter} and mpi4py ({library}) are of "
+            write(folder, runfolder.error(rank), {"usage": f"{starter} and mpi4py ({library}) are of "
                    "different MPIs: see oars doctor"})
             true_exit(2)
         world.together("start", lambda: None)  # nobody goes on before all are there
@@ -246,7 +247,7 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if plan.survives:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
         raise
-    world.waits_to_join, world.command = first > 0, rank_command(plan)
+    world.waits_to_join, world.command = first > 0, [*files.library.before_rank(plan), *launchers.rank_command()]
     board.leave(0)
     if world.origin not in world.servers:
         share_stdin(world, plan.stdin_tty is not None)
@@ -298,22 +299,19 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
-        from oars.adapt.python import clock, random
+        from oars.adapt.python import seams
         from oars.adapt.replay import rewind
 
-        random.install(world or Alone(), plan)
-        clock.install(None if plan.sync != "allreduce" else world)
-        if plan.joining or plan.resume:
-            clock.pass_over_sleep()
-        when_imported("torch", random.seed_torch)
+        seams.install_random(world or Alone(), plan)
+        seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
     if many:
-        from oars.adapt.python import figures
+        from oars.adapt.python.seams import install_figures
 
-        figures.install(world)
+        install_figures(world)
     if snapshots and not many:
-        from oars.adapt.replay import made
+        from oars.adapt.replay.seams import watch_torch
 
-        when_imported("torch", made.watch_torch)
+        when_imported("torch", watch_torch)
 
     def torch_imported(_: Any) -> None:
         import oars.adapt.torch
@@ -326,14 +324,19 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         oars.adapt.keras.install(keras, world, plan, record)
 
     def tensorflow_imported(tensorflow: Any) -> None:
-        import oars.adapt.tensorflow
+        if plan.tf1:
+            import oars.adapt.tf1
 
-        oars.adapt.tensorflow.install(tensorflow, world, plan, record)
+            oars.adapt.tf1.install(tensorflow, world, plan, record)
+        elif many:
+            import oars.adapt.tensorflow
+
+            oars.adapt.tensorflow.install(tensorflow, world, plan, record)
 
     def jax_imported(_: Any) -> None:
-        import oars.adapt.keras
+        import oars.adapt.jax
 
-        oars.adapt.keras.install_jax(world, plan, record)
+        oars.adapt.jax.install(world, plan, record)
 
     when_imported("torch", torch_imported)
     if many:
@@ -348,16 +351,16 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         tape.strict = False
         return
     if plan.resume:
-        from oars.adapt.replay.snapshot_file import FOLDER, read
+        from oars.adapt.replay.snapshot_file import read
 
-        header = read(folder / FOLDER / plan.resume)[0]
+        header = read(folder / runfolder.SNAPSHOTS / plan.resume)[0]
         record.played = True
         rewind.begin(rank, folder, header["files"])
         tape.begin(folder, record.voice, header["tape"])
         tape.strict = header["ranks"] == plan.ranks
         return
     if many or verified:  # ... and must not find what its first run wrote: then no rank's files are real
-        files.install(rank, record.voice and not verified, folder / "files", same_for_all=(folder,))
+        files.install(rank, record.voice and not verified, folder / runfolder.FILES, same_for_all=(folder,))
     if snapshots:
         tape.begin(folder, record.voice)
         if record.voice:

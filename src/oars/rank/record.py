@@ -11,12 +11,16 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import time as clock  # as it is now: scripts are given another one later
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from oars import debug, runfolder
 from oars.rank.times import Times
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed run may lose
 
@@ -24,7 +28,7 @@ FLUSH_EVERY = 0.25  # seconds: what a status line can show, and what a killed ru
 class Record:
     """Collects steps, notices and gathers, and writes them for the voice."""
 
-    def __init__(self, folder: Path, voice: bool, world: Any = None) -> None:
+    def __init__(self, folder: Path, voice: bool, world: World | None = None) -> None:
         self.folder = folder
         self.voice = voice
         self.steps = 0
@@ -109,7 +113,7 @@ class Record:
     def become_voice(self) -> None:
         """The voice died: go on writing where it stopped, steps it had not written yet included."""
         self.voice = True
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / runfolder.METRICS
         last = 0
         if path.exists():
             data = path.read_bytes()
@@ -121,7 +125,7 @@ class Record:
         self._pending = [step for step in self._recent if step[0] > last]
         self._recent.clear()
         self.flush()
-        events = self.folder / "events.jsonl"
+        events = self.folder / runfolder.EVENTS
         told = events.read_text().splitlines() if events.exists() else []
         lost = [event for event in map(json.loads, (s for s in told if s.endswith("}"))) if event["event"] == "lost"]
         known = {rank for event in lost for rank in event["ranks"]}
@@ -131,6 +135,8 @@ class Record:
         """Tell the user one line, once per distinct text."""
         if text not in self._said:
             self._said.add(text)
+            if debug.on:
+                debug.say(f"notice: {text}")
             if self.played:
                 return
             self.event("notice", text=text)
@@ -152,7 +158,7 @@ class Record:
             self._losses.append((fields["ranks"], line))
 
     def _write_events(self, lines: list[str]) -> None:
-        self._append("events.jsonl", "".join(lines))
+        self._append(runfolder.EVENTS, "".join(lines))
 
     def _append(self, name: str, text: str) -> None:
         """Add to a file of the run folder. A full disk costs these lines, not the training."""
@@ -170,7 +176,7 @@ class Record:
     def raise_interrupt(self) -> None:
         """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
         self.interrupted, self.taken = False, True
-        mark = self.folder / f"interrupted-{self._world.origin if self._world is not None else 0}"
+        mark = self.folder / runfolder.interrupted(self._world.origin if self._world is not None else 0)
         mark.touch()
         raise KeyboardInterrupt
 
@@ -178,11 +184,20 @@ class Record:
         """Go on after this many steps; what ``metrics.jsonl`` tells of later ones is cut."""
         self.played, self.steps, self.samples = False, steps, samples
         self._resumed_at, self._resumed_steps = samples, steps
-        path, part = self.folder / "metrics.jsonl", self.folder / ".metrics.jsonl.part"
+        path = self.folder / runfolder.METRICS
         if self.voice and path.exists():
-            with open(path) as old, open(part, "w") as new:
-                new.writelines(line for line in old if line.endswith("}\n") and json.loads(line)["step"] <= steps)
-            os.replace(part, path)
+            with open(path) as old:
+                kept = [line for line in old if line.endswith("}\n") and json.loads(line)["step"] <= steps]
+            runfolder.put(path, "".join(kept))
+
+    def write_ledger(self, rank: int, batches: Iterable[tuple[int, int, int, int, Iterable[Any]]]) -> None:
+        """``OARS_LEDGER=1``: which samples this rank contributed, one line a batch."""
+        lines = [json.dumps({"iteration": iteration, "batch": batch, "of": rows, "era": era,
+                             "samples": [int(sample) for sample in samples]}) + "\n"
+                 for iteration, batch, rows, era, samples in batches]
+        fd = os.open(self.folder / runfolder.ledger(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.write(fd, "".join(lines).encode())
+        os.close(fd)
 
     def flush(self) -> None:
         """Write the steps collected so far."""
@@ -208,7 +223,7 @@ class Record:
                 + ("" if norm is None else f', "grad_norm": {_number(norm)}')
                 + "}\n"
             )
-        self._append("metrics.jsonl", "".join(lines))
+        self._append(runfolder.METRICS, "".join(lines))
 
     def _talk(self) -> tuple[int, int]:
         world = self._world
@@ -245,8 +260,8 @@ class Record:
                 for site, (times, spent, nbytes) in self.gathers.items()
             ],
         }
-        (self.folder / "summary.json").unlink(missing_ok=True)
-        self._append("summary.json", json.dumps(summary, indent=1) + "\n")
+        (self.folder / runfolder.SUMMARY).unlink(missing_ok=True)
+        self._append(runfolder.SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
 def _frozen(loss: Any) -> Any:

@@ -11,10 +11,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from oars import runfolder
+from oars.engine.board import SERVES
 from oars.plan import Plan
-from oars.supervisor.stall_report import SERVES
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 
 def chosen(servers: int, gpus: list[bool]) -> list[int]:
@@ -22,7 +26,7 @@ def chosen(servers: int, gpus: list[bool]) -> list[int]:
     return sorted(sorted(range(1, len(gpus)), key=lambda rank: (gpus[rank], -rank))[:servers])
 
 
-def serve(folder: Path, plan: Plan, world: Any) -> None:
+def serve(folder: Path, plan: Plan, world: World) -> None:
     """Serve until every worker has ended its script, or died."""
     from oars.adapt.torch import lazy_dynamo
     from oars.adapt.torch.async_modes.ps_shard import Holder
@@ -32,14 +36,14 @@ def serve(folder: Path, plan: Plan, world: Any) -> None:
     folder_of_script = os.getcwd() if plan.module else os.path.dirname(os.path.realpath(plan.script))
     sys.path.insert(0, folder_of_script)  # an optimizer's class may be in a module beside the script
     workers = [rank for rank in range(plan.ranks) if rank not in world.servers]
-    signal.signal(signal.SIGINT, lambda *_: (folder / f"interrupted-{world.origin}").touch())
+    signal.signal(signal.SIGINT, lambda *_: (folder / runfolder.interrupted(world.origin)).touch())
     lazy_dynamo.put_off()
     server = Server(Mail(world.star), workers, world.servers, plan.staleness, plan.backup,
                     lambda data: Holder(data, plan.wire))
 
     def over() -> bool:
         world.board.enter(SERVES)
-        return all((folder / f"exit-{rank}.json").exists() for rank in server.workers)
+        return all((folder / runfolder.exit_file(rank)).exists() for rank in server.workers)
 
     server.run(over)
     facts = {"role": "server", "pushes": server.pushes, "busy_seconds": round(server.busy, 6),

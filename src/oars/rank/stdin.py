@@ -13,7 +13,12 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from oars.rank import seams
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 VARIABLE = "OARS_STDIN"
 
@@ -72,21 +77,22 @@ def stand_in_terminal(size: Sequence[int]) -> None:
 
 def tell_terminal_size(size: Sequence[int]) -> None:
     """``os.get_terminal_size()`` answers as at the user's terminal: ranks write to files, and would get an error."""
-    real = os.get_terminal_size
+    def layer(real: Any) -> Any:
+        @functools.wraps(real)
+        def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+            try:
+                return real(fd)
+            except OSError:
+                if fd != 1:
+                    raise
+                return os.terminal_size((size[0], size[1]))
 
-    @functools.wraps(real)
-    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
-        try:
-            return real(fd)
-        except OSError:
-            if fd != 1:
-                raise
-            return os.terminal_size((size[0], size[1]))
+        return get_terminal_size
 
-    os.get_terminal_size = get_terminal_size
+    seams.tell_terminal_size(layer)
 
 
-def share_stdin(world: Any, terminal: bool) -> None:
+def share_stdin(world: World, terminal: bool) -> None:
     """``sys.stdin`` (``input()``, iteration, ``.buffer``) gives every rank what the voice reads."""
     raw = _Shared(world, terminal)
     shared = io.TextIOWrapper(io.BufferedReader(raw), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
@@ -98,7 +104,7 @@ class _Shared(io.RawIOBase):
     name = "<stdin>"
     mode = "rb"
 
-    def __init__(self, world: Any, terminal: bool) -> None:
+    def __init__(self, world: World, terminal: bool) -> None:
         self._world, self._terminal, self._pid = world, terminal, os.getpid()
 
     def readable(self) -> bool:

@@ -6,18 +6,22 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from oars import runfolder
 from oars.adapt import files
 from oars.plan import Plan
 from oars.rank.record import Record
 from oars.rank.stdin import take_stdin
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
+
 
 class Survivor:
     """One rank's part in outliving others."""
 
-    def __init__(self, folder: Path, plan: Plan, world: Any, record: Record, stdin: str) -> None:
+    def __init__(self, folder: Path, plan: Plan, world: World, record: Record, stdin: str) -> None:
         self.folder, self.plan, self.world, self.record, self.stdin = folder, plan, world, record, stdin
         self._servers = list(world.servers)  # as they were at the start
         world.on_loss.append(self.lost)
@@ -54,7 +58,7 @@ class Survivor:
             dead = {m for m in fallen if not self._ended(m)}
             living = [m for m in self.world.members if m not in dead]
             self._look_at_servers()
-            summary = (self.folder / "summary.json").exists()  # the voice's last word
+            summary = (self.folder / runfolder.SUMMARY).exists()  # the voice's last word
             first = next(m for m in self.world.members if m not in fallen)
             if not summary and first == self.world.origin and not self.record.voice:
                 self.take_over()
@@ -80,7 +84,7 @@ class Survivor:
                 self.record.close()
 
     def _ended(self, rank: int) -> bool:
-        return (self.folder / f"exit-{rank}.json").exists()
+        return (self.folder / runfolder.exit_file(rank)).exists()
 
     def _dead(self, living: list[int]) -> set[int]:
         known = {*self.world.node_of, *self.world.servers, *self._servers}
@@ -91,4 +95,4 @@ class Survivor:
                          len(living) + len(self.world.servers))
         if self.record.voice:
             for rank in self._dead(living):  # all: whoever had to say it before may be dead too
-                os.close(os.open(self.folder / f"lost-{rank}", os.O_WRONLY | os.O_CREAT, 0o666))
+                os.close(os.open(self.folder / runfolder.lost(rank), os.O_WRONLY | os.O_CREAT, 0o666))

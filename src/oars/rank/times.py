@@ -13,7 +13,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, time  # as they are now: scripts are given another clock later
-from typing import Any
+from typing import TYPE_CHECKING
+
+from oars import runfolder
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 PHASES = ("data", "forward", "backward", "exchange", "update", "other")
 EVERY = 1.0  # seconds
@@ -23,11 +28,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 class Times:
     """One rank's clock. It starts with the end of the first step, whose time is not like that of the others."""
 
-    def __init__(self, folder: Path, world: Any = None) -> None:
+    def __init__(self, folder: Path, world: World | None = None) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.inside = False  # a phase that must not be cut into others (a backward within a backward)
         self.device_memory: Callable[[], int] | None = None  # bytes in use on a GPU, where an adapter knows
-        self._path = folder / f"times-{world.origin if world is not None else 0}.jsonl"
+        self._path = folder / runfolder.times(world.origin if world is not None else 0)
         self._world, self._pid = world, os.getpid()
         self._began: float | None = None
         self._at = self._talked = self._due = 0.0

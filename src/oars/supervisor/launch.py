@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from oars.adapt.files import library
 from oars.cluster import launchers
 from oars.cluster.place import our_job
 from oars.hosts import lookout
@@ -22,13 +21,6 @@ from oars.hosts.hub import HUB
 from oars.plan import Plan
 from oars.runfolder import UsageError
 
-# What tells a process which rank it is. A script must think it is alone, so ranks remove these (see rank.py).
-RANK_VARIABLES = re.compile(
-    r"(OMPI|OPAL|PMIX|PRTE|PMI|HYDRA|HYDI|MPIR|MV2_COMM_WORLD)_.*|MPI_LOCAL.*"
-    r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|ROLE_RANK|ROLE_WORLD_SIZE"
-    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|STEP_.*|TASKS_PER_NODE|GTIDS|TASK_PID|NNODES|JOB_NUM_NODES)"
-    r"|PBS_(TASKNUM|NODENUM|VNODENUM)|JSM_NAMESPACE_.*|PALS_.*|ALPS_APP_PE|FLUX_TASK_.*|FLUX_JOB_(SIZE|NNODES)"
-)
 # What is a host's or a process's own. All else goes to the ranks on other hosts: the script shall see the same there.
 _STAYS = re.compile(r"(SLURMD|SSH|XDG|DBUS)_.*|SLURM_(CPU_BIND|GTIDS|.*_ON_NODE|TOPOLOGY_ADDR).*|FLUX_URI|HOST|HOSTNAME"
                     rf"|PWD|OLDPWD|_|SHLVL|DISPLAY|{HUB}")
@@ -161,25 +153,10 @@ def _hosts(plan: Plan, env: dict[str, str]) -> list[str]:
     # A scheduler tells each host which GPUs are its own.
     given = set() if plan.reach[0] == "ssh" else {name for name in _GPUS if env.get(name)}
     for name in sorted(env.keys() - given):
-        if re.fullmatch(r"[A-Za-z_]\w*", name) and not _STAYS.fullmatch(name) and not RANK_VARIABLES.fullmatch(name):
+        ours = _STAYS.fullmatch(name) or launchers.RANK_VARIABLES.fullmatch(name)
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and not ours:
             flags += ["-x", name]
     return flags
-
-
-def rank_command(plan: Plan, python: str = sys.executable, preload: str = library.PATH) -> list[str]:
-    """What runs one rank, with the interpreter flags this process was given (``python -O -m oars run ...``)."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    before: list[str] = []
-    if needs_library(plan):
-        if trouble := library.trouble():
-            raise UsageError(trouble)
-        before = library.preload(preload)
-    return [*before, python, *flags, "-m", "oars.rank.main"]
-
-
-def needs_library(plan: Plan) -> bool:
-    """Whether files are not simply those of the one rank: several write, or what is written is thrown away."""
-    return plan.ranks > 1 or bool(plan.resume) or plan.stop_after is not None
 
 
 def rank_environment(folder: Path, plan: Plan) -> dict[str, str]:

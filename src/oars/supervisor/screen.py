@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.plan import Plan
 
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
@@ -44,9 +45,9 @@ class Screen:
     def begin(self) -> None:
         """Read rank 0's files from their beginning."""
         self.voice = 0
-        self._files = [_Tail(self.folder / "rank-0.log", 1, self._starts)]
+        self._files = [_Tail(self.folder / runfolder.log(0), 1, self._starts)]
         if not self._one_stream:
-            self._files.append(_Tail(self.folder / "rank-0.err", 2, self._starts))
+            self._files.append(_Tail(self.folder / runfolder.err(0), 2, self._starts))
 
     def update(self, to_the_end: bool = False) -> bool:
         """Copy what is new, if there is something; redraw the status line if it is time."""
@@ -156,7 +157,7 @@ def status_text(folder: Path) -> str:
 def last_steps(folder: Path) -> list[dict[str, Any]]:
     """The last steps written to ``metrics.jsonl``, each with the seconds it took."""
     try:
-        with open(folder / "metrics.jsonl", "rb") as file:
+        with open(folder / runfolder.METRICS, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 32768))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
@@ -174,7 +175,7 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
     ranks = plan.ranks
     parts = [f"{ranks} rank{'s' * (ranks > 1)}"]
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / runfolder.SUMMARY).read_text())
     except (OSError, ValueError):  # the voice was killed
         steps = last_steps(folder)
         summary = {"steps": steps[-1]["step"] if steps else 0, "seconds": None, "gathers": []}

@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from oars.adapt.replay.tape import DONE, FOLDER, REQUEST, RESUMED
+from oars import runfolder
 from oars.plan import Plan
 from oars.runfolder import UsageError
 from oars.supervisor.screen import Screen
@@ -29,26 +29,24 @@ class Asking:
 
     def ask(self, stop: bool) -> bool:
         """Ask the ranks for a snapshot; False if they cannot take one yet."""
-        if not (self.folder / FOLDER).is_dir() or self.plan.snapshot is None:
+        if not (self.folder / runfolder.SNAPSHOTS).is_dir() or self.plan.snapshot is None:
             return False
-        if self.plan.resume and not (self.folder / RESUMED).exists():
+        if self.plan.resume and not (self.folder / runfolder.RESUMED).exists():
             return False  # what it goes on from is still the newest
-        part = self.folder / f".{REQUEST}.part"
-        part.write_text("stop" if stop else "go")
-        os.replace(part, self.folder / REQUEST)
+        runfolder.put(self.folder / runfolder.REQUEST, "stop" if stop else "go")
         if stop:
             self.leaving = time.monotonic()
         return True
 
     def answered(self, now: float, seen: set[str]) -> bool:
         """Whether the last snapshot is on disk, or has taken too long."""
-        return self.leaving is not None and (DONE in seen or now - self.leaving > GRACE)
+        return self.leaving is not None and (runfolder.DONE in seen or now - self.leaving > GRACE)
 
     def say_kept(self) -> None:
         """What a run that was told to end has left to go on from."""
-        kept = sorted((self.folder / FOLDER).glob("*.snap"))
+        kept = sorted((self.folder / runfolder.SNAPSHOTS).glob("*.snap"))
         try:
-            done = (self.folder / DONE).read_text()
+            done = (self.folder / runfolder.DONE).read_text()
         except OSError:
             done = ""
         how = f"go on with: oars resume {self.folder.name}"

@@ -16,94 +16,26 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from oars.cluster.host_list import Host
-from oars.cluster.place import Place
-from oars.commands.planning import make_plan
+from oars import runfolder
 from oars.plan import Plan
-from oars.runfolder import RUNS, UsageError
+from oars.runfolder import RUNS
 
 if TYPE_CHECKING:
     import tarfile
 
 LARGE = 1 << 20  # bytes: from here on a file beside the script stays where it is
 CLEARED_WITHIN = 20.0  # seconds, for a copy to be removed
-MOST_FILES = 20_000  # beside the script
 CHUNK = 8 << 20
 PYTHON = "python"  # in the copy: the library of the Python below a venv, and nothing else of its libraries
 NEVER = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages"}  # of the Python below a venv
 
 
-def stage(folder: Path, plan: Plan) -> None:
-    """Bring the environment of a plan to its hosts, and say in the plan where it is."""
-    place = os.path.join(tempfile.gettempdir(), f"oars-stage-{os.urandom(4).hex()}")
-    code = os.path.dirname(os.path.realpath(plan.script)) if not plan.module else plan.cwd
-    roots = {"env": sys.prefix, "code": code, **_more()}
-    _count(code)
-    began = time.monotonic()
-    if plan.hosts:
-        size = _broadcast(folder, plan, place, roots)
-    else:
-        with tempfile.TemporaryFile() as file:
-            size = pack(file, roots)
-            file.seek(0)
-            unpack(file, place)
-    plan.stage = {"place": place, "roots": roots, "bytes": size, "seconds": round(time.monotonic() - began, 2)}
-
-
-def _more() -> dict[str, str]:
-    """The Python below a venv, unless it is the system's, which every host has; and oars, if it is elsewhere."""
-    found = {}
-    if sys.base_prefix != sys.prefix and not sys.base_prefix.startswith("/usr"):
-        found["base"] = sys.base_prefix
-    source = str(Path(__file__).resolve().parents[2])
-    if not Path(source).is_relative_to(sys.prefix):
-        found["oars"] = source
-    return found
-
-
-def _count(code: str) -> None:
-    many = 0
-    for _, folders, files in os.walk(code):
-        folders[:] = [name for name in folders if _wanted(name)]
-        many += len(files)
-        if many > MOST_FILES:
-            raise UsageError(f"--stage-env: there are more than {MOST_FILES} files in {code}: put the script in a "
-                             "folder of its own")
-
-
-def _wanted(name: str) -> bool:
+def wanted(name: str) -> bool:
     return not name.startswith(".") and name not in (RUNS, "__pycache__")
-
-
-def _broadcast(folder: Path, plan: Plan, place: str, roots: dict[str, str]) -> int:
-    """One process on each host; how many bytes they were sent."""
-    from oars.commands.run import add_mpi
-    from oars.supervisor.supervise import Supervisor
-
-    each = 1 if len(plan.hosts) > 1 else 2  # one process alone would run here
-    where = Place([Host(name, each) for name, _ in plan.hosts], plan.reach, "--stage-env", True)
-    words = ["send", place, *(f"{name}={path}" for name, path in roots.items())]
-    own = make_plan(str(Path(__file__).resolve()), words, False, None, where, each, share_gpus=True, snapshot=None,
-                    batch="split", stall=60.0, on_stall=None, launcher=plan.launcher)
-    add_mpi(own)
-    inner = folder / "stage"
-    inner.mkdir()
-    own.write(inner)
-    code = Supervisor(inner, own, show=False).run()
-    try:
-        size = int((inner / "rank-0.log").read_text())
-    except (OSError, ValueError):
-        code, size = code or 1, 0
-    if code:
-        raise UsageError(f"--stage-env: the environment could not be brought to all hosts (exit code {code}): see "
-                         f"{inner}/rank-*.err; is there room in {place}?")
-    shutil.rmtree(inner)
-    return size
 
 
 def send(place: str, roots: dict[str, str]) -> None:
@@ -161,7 +93,7 @@ def _of_code(root: str) -> Any:
     def choose(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         inside = info.name.partition("/")[2]
         path = os.path.join(root, inside)
-        if (inside and not _wanted(os.path.basename(inside))) or os.path.exists(os.path.join(path, "pyvenv.cfg")):
+        if (inside and not wanted(os.path.basename(inside))) or os.path.exists(os.path.join(path, "pyvenv.cfg")):
             return None
         if info.isreg() and info.size > LARGE:
             info.type, info.size, info.linkname = b"2", 0, path  # a symbolic link
@@ -227,7 +159,7 @@ def clear(plan: Plan) -> None:
 
 def mark(plan: Plan, folder: Path, host: str) -> Path:
     """The mark of another host that has a copy; it goes with the copy."""
-    path = folder / f"staged-{host}"
+    path = folder / runfolder.staged(host)
     if plan.stage is not None:
         path.touch()
     return path
@@ -237,18 +169,10 @@ def wait_for_others(folder: Path) -> None:
     """Until the other hosts' copies are gone: when the command has ended a scheduler may end all that is left there."""
     until = time.monotonic() + CLEARED_WITHIN
     while time.monotonic() < until:
-        with_copies = {path.name.removeprefix("staged-") for path in folder.glob("staged-*")}
+        with_copies = {path.name.removeprefix(runfolder.staged("")) for path in folder.glob(runfolder.staged("*"))}
         if all(any((folder / f"{how}-{host}").exists() for how in ("gone", "dark")) for host in with_copies):
             return
         time.sleep(0.05)
-
-
-def line(plan: Plan) -> str:
-    """What was done, for people."""
-    assert plan.stage is not None
-    told, hosts = plan.stage, len(plan.hosts) or 1
-    return (f"brought {told['bytes'] / 1e6:.0f} MB to {hosts} host{'s' * (hosts > 1)} in {told['seconds']:.1f} s: "
-            f"ranks start from {told['place']}")
 
 
 def main() -> None:

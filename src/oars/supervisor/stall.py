@@ -28,7 +28,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from oars.engine.board import Board, Slot
+from oars import runfolder
+from oars.engine.board import SERVES, Board, Slot
 from oars.hosts import stacks
 from oars.hosts.reach import Glance, Reach
 from oars.plan import Plan
@@ -71,7 +72,7 @@ class Watch:
         """Put up the board."""
         hosts = {self.plan.host, *(name for name, _ in self.plan.hosts)}
         try:
-            self.board = Board.create(self.folder / "board", self.plan.ranks, len(hosts))
+            self.board = Board.create(self.folder / runfolder.BOARD, self.plan.ranks, len(hosts))
         except OSError as error:
             raise UsageError(f"cannot write in {self.folder}: {error.strerror}") from None
 
@@ -91,13 +92,13 @@ class Watch:
         self._clock += min(now - self._looked, 2 * self.every)  # a longer gap is one in which we were stopped
         self._looked = now
         slots = [slot._replace(gone=slot.gone or slot.rank in self._dropped or not self._counts(slot.rank, seen),
-                               kind=END if f"exit-{slot.rank}.json" in seen else slot.kind)
+                               kind=END if runfolder.exit_file(slot.rank) in seen else slot.kind)
                  for slot in self.board.read()]
         for slot, before in zip(slots, [*self._before, *slots[len(self._before):]], strict=True):
             if slot != before or slot.rank not in self._changed:
                 self._changed[slot.rank] = self._clock
         self._before = slots
-        if self._training is None and "metrics.jsonl" in seen:
+        if self._training is None and runfolder.METRICS in seen:
             self._training = self._clock, slots[: self.plan.ranks]
         if not self.period:
             return False
@@ -105,7 +106,7 @@ class Watch:
 
     def _counts(self, rank: int, seen: set[str]) -> bool:
         """Whether others may wait for this rank: not while it is on its way to join them, until they do."""
-        return rank < self.plan.ranks or f"there-{rank}" in seen
+        return rank < self.plan.ranks or runfolder.there(rank) in seen
 
     def _stall(self, slots: list[Slot]) -> Stall | None:
         waits = {rank: self._clock - at for rank, at in self._changed.items()}
@@ -172,7 +173,7 @@ class Watch:
         """On the screen, and in full in stall-<n>.txt."""
         case.said = True
         self._files += 1
-        case.file = f"stall-{self._files}.txt"
+        case.file = runfolder.stall(self._files)
         lines = case.lines or stall_report.report(case, self.plan, self.folder)  # the latter: looking took too long
         with contextlib.suppress(OSError):  # a full disk must not end the run
             (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
@@ -254,14 +255,14 @@ class Watch:
         return True
 
     def _event(self, kind: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError), open(self.folder / "events.jsonl", "a") as file:
+        with contextlib.suppress(OSError), open(self.folder / runfolder.EVENTS, "a") as file:
             file.write(json.dumps({"time": time.time(), "event": kind, **fields}) + "\n")
 
 
 def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:
     """A line about the rank that the others wait for: it waits least, and by how much less than they is lost."""
     waited = {slot.rank: slot.waited - first[slot.rank].waited for slot in last[: len(first)]
-              if not slot.gone and slot.kind != stall_report.SERVES}
+              if not slot.gone and slot.kind != SERVES}
     if seconds < SLOW_RUN or len(waited) < 2:
         return []
     slow = min(waited, key=lambda rank: waited[rank])

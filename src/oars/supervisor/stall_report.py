@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oars.engine.board import Slot
+from oars import runfolder
+from oars.engine.board import SERVES, Slot
 from oars.hosts import stacks
 from oars.plan import Plan
 
-SERVES = "serving"  # a server waits for nobody, unless it is stopped
 END = "end"  # of the script: a collective like any: MPI waits there for all
 BUSY = 0.05  # of a core
 MORE_PERIODS = 5  # from the report to the drop, by default
@@ -135,7 +135,7 @@ def state_of(case: Case, rank: int, folder: Path) -> str:
     """What a blamed rank is doing, as the end of a sentence that begins with its number."""
     slot, found = case.slots[rank], case.looks.get(rank)
     if slot.kind == END:
-        code = json.loads((folder / f"exit-{rank}.json").read_text())["code"]
+        code = json.loads((folder / runfolder.exit_file(rank)).read_text())["code"]
         return f"has ended its script (exit code {code}), after collective {slot.done:,}"
     if not slot.pid:
         return "has not come up yet"

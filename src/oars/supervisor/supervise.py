@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt.files import library
-from oars.adapt.replay.tape import GROW, GROWING
 from oars.cluster import launchers
 from oars.hosts.hub import HUB, Hub
 from oars.hosts.kill_all import sweep
@@ -34,8 +35,9 @@ from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import StdinServer
 from oars.runfolder import CutOff, UsageError
 from oars.supervisor import launch, stage, stall
+from oars.supervisor.closing import clear_marks
 from oars.supervisor.screen import Screen
-from oars.supervisor.snapshot_requests import DONE, REQUEST, RESUMED, Asking, take_lock
+from oars.supervisor.snapshot_requests import Asking, take_lock
 
 POLL = 0.02  # seconds between looks at the voice's output while it prints: ranks may need every core we would use
 LOOK = 0.1  # and while it is silent; also between looks at all else
@@ -47,9 +49,6 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
-                   rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
 class Supervisor:
@@ -61,7 +60,7 @@ class Supervisor:
         self.screen = Screen(folder, show, quiet, plan.one_stream, resumed=bool(plan.resume))
         self.reach = Reach(folder)
         self.stall = stall.Watch(folder, plan, self.screen, self.reach)
-        self.sides = Sides(folder, plan, self.screen, self.reach)
+        self.sides = Sides(folder, plan, self.screen.say, self.reach)
         self.snapshots = Asking(folder, plan, self.screen)
         self.signals: list[int] = []
         self.stopped_by: int | None = None
@@ -117,11 +116,11 @@ class Supervisor:
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
         python, preload = (stage.staged(self.plan, path) for path in (sys.executable, library.PATH))
-        program = launch.rank_command(self.plan, python, preload)
+        program = [*library.before_rank(self.plan, preload), *launchers.rank_command(python)]
         stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)
-            with open(self.folder / "rank-0.log", "ab") as out, open(self.folder / err_name, "ab") as err:
+            with open(self.folder / runfolder.log(0), "ab") as out, open(self.folder / err_name, "ab") as err:
                 self.process = _popen(program, stdout=out, stderr=err, env=env)
             return
         self.stall.start()
@@ -135,7 +134,7 @@ class Supervisor:
             env[HUB] = self.reach.hub.path
         command = launch.start_command(self.plan, env, self.place)
         self.started_at = time.monotonic()
-        with open(self.folder / "mpirun.log", "ab") as log:
+        with open(self.folder / runfolder.MPIRUN_LOG, "ab") as log:
             self.process = _popen([*command, *program], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   env=env)
 
@@ -170,14 +169,14 @@ class Supervisor:
                 if number == signal.SIGTERM and self.snapshots.leaving is None and self.snapshots.ask(stop=True):
                     self.stopped_by = number
                     continue
-                if number != signal.SIGINT or interrupted_at is not None or not self._all("pid-{}"):
+                if number != signal.SIGINT or interrupted_at is not None or not self._all(runfolder.pid):
                     self.stopped_by = self.stopped_by or number
                     return self._kill_all()
                 interrupted_at, self.stopped_by = now, number
                 self._interrupt()
             if self.snapshots.answered(now, self.seen):
                 return self._kill_all()
-            if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all("interrupted-{}"):
+            if interrupted_at and now - interrupted_at > TAKES_CTRL_C and not self._all(runfolder.interrupted):
                 return self._kill_all()
             if self._failed_for(now) or self.stall.look(now, self.seen):
                 return self._kill_all()
@@ -196,13 +195,14 @@ class Supervisor:
 
     def _died_at_start(self) -> bool:
         """Whether a rank died before all ranks knew each other; the others may then wait for it for ever."""
-        self.begun = self.begun or any(name.startswith("pid-") for name in self.seen)
+        self.begun = self.begun or any(name.startswith(runfolder.pid("")) for name in self.seen)
         if self.ranks == 1 or not self.plan.survives or self.begun:
             return False
-        if all(_alive(self.folder / name) for name in self.seen if name.startswith("born-")) and not any(
-                name.startswith("dead-") for name in self.seen):
+        if all(_alive(self.folder / name) for name in self.seen if name.startswith(runfolder.born(""))) and not any(
+                name.startswith(runfolder.dead("")) for name in self.seen):
             return False
-        self.begun = any(name.startswith("pid-") for name in os.listdir(self.folder))  # looked at after the death
+        seen = os.listdir(self.folder)  # looked at after the death
+        self.begun = any(name.startswith(runfolder.pid("")) for name in seen)
         return not self.begun
 
     def _never_came(self, now: float) -> bool:
@@ -213,7 +213,7 @@ class Supervisor:
 
     def _all_left(self, now: float) -> bool:
         """Whether all living ranks have left, but mpirun waits: for those of a dead host, for some who never joined."""
-        if self.ranks == 1 or not self._all("left-{}"):
+        if self.ranks == 1 or not self._all(runfolder.left):
             return False
         self.left = self.left or now
         return now - self.left > ALL_LEFT
@@ -235,13 +235,13 @@ class Supervisor:
         if self.screen.voice not in (living := self._living()) and living:
             self.screen.follow(living[0])
 
-    def _all(self, pattern: str) -> bool:
-        return all(pattern.format(rank) in self.seen for rank in self._living())
+    def _all(self, mark: Callable[[int], str]) -> bool:
+        return all(mark(rank) in self.seen for rank in self._living())
 
     def _living(self) -> list[int]:
         """The ranks that nobody has called lost, those that have joined too."""
-        joined = sorted(int(name[7:]) for name in self.seen if name.startswith("joined-"))
-        return [rank for rank in (*range(self.ranks), *joined) if f"lost-{rank}" not in self.seen]
+        joined = sorted(int(name[7:]) for name in self.seen if name.startswith(runfolder.joined("")))
+        return [rank for rank in (*range(self.ranks), *joined) if runfolder.lost(rank) not in self.seen]
 
     def _failed_for(self, now: float) -> bool:
         """Whether a rank has failed long enough ago that the others must go."""
@@ -252,15 +252,15 @@ class Supervisor:
             if raised or any(_exits(self.folder, self.seen).values()):
                 self.first_failure = now
             return False
-        grace = OTHERS_MAY_FAIL_TOO if raised and not self._all("exit-{}.json") else ALL_GONE
-        if self._all("interrupted-{}") and not raised:
+        grace = OTHERS_MAY_FAIL_TOO if raised and not self._all(runfolder.exit_file) else ALL_GONE
+        if self._all(runfolder.interrupted) and not raised:
             grace = SAVES_AFTER_CTRL_C
         return now - self.first_failure > grace
 
     def _interrupt(self) -> None:
         for rank in self._living():
             try:
-                host, pid = json.loads((self.folder / f"born-{rank}").read_text())
+                host, pid = json.loads((self.folder / runfolder.born(rank)).read_text())
                 self.reach.kill(host, pid, signal.SIGINT)
             except (OSError, ValueError):
                 pass
@@ -326,7 +326,7 @@ class Supervisor:
             code, rank = told[0]
             self.screen.say(f"rank {rank}{of} exited with code {code}")
             return code
-        log = _read(self.folder / "mpirun.log")
+        log = _read(self.folder / runfolder.MPIRUN_LOG)
         killed = re.search(r"process rank (\d+)\b.*?on\s+signal\s+(\d+)", log, re.S)
         lost = lost_host(log)
         if self.plan.launcher == "srun" and (death := launchers.srun_says(log)):
@@ -346,13 +346,13 @@ class Supervisor:
         elif self.missing:
             self.screen.say(f"{self.missing}, see {self.folder}/mpirun.log")
             return stall.ABORTED
-        elif self.ranks > 1 and not any(name.startswith("pid-") for name in seen):
+        elif self.ranks > 1 and not any(name.startswith(runfolder.pid("")) for name in seen):
             self.screen.say("the ranks did not start; the last lines of mpirun and of rank 0:")
             last = (log + _read(self.folder / error_file(0, self.plan))).splitlines()[-20:]
             self.screen.write(2, "".join(line + "\n" for line in last).encode())
             return code or 1
         else:
-            if GROWING in seen:
+            if runfolder.GROWING in seen:
                 self.screen.say("a rank died just when new ones were let in, and MPI held the others: go on with "
                                 f"oars resume {self.folder.name}")
                 return code or 1
@@ -364,14 +364,6 @@ class Supervisor:
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         self.snapshots.say_kept()
         return 128 + number
-
-
-def clear_marks(folder: Path) -> None:
-    """Take away what ranks and supervisor have told each other by, and what the ranks' views of files needed."""
-    for name in os.listdir(folder):
-        if MARKS.match(name):
-            os.unlink(folder / name)
-    shutil.rmtree(folder / "files", ignore_errors=True)
 
 
 def full(folder: Path) -> bool:

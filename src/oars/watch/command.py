@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from oars import runfolder
 from oars.arguments import Parser
 from oars.watch import VERBS
 from oars.watch import runs as runs_
@@ -120,7 +121,7 @@ def _report(argv: list[str]) -> int:
     found: list[Run] = [runs_.find(name) for name in args.runs]
     from oars.watch.report import report
 
-    out = Path(args.o) if args.o else Path("report.html") if len(found) > 1 else found[0].folder / "report.html"
+    out = Path(args.o) if args.o else Path(runfolder.REPORT) if len(found) > 1 else found[0].folder / runfolder.REPORT
     report(found, out)
     print(out)
     return 0

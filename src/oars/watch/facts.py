@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from oars.watch.runs import Run
 
@@ -35,7 +34,7 @@ def verdict(run: Run, going: set[int]) -> str:
     return f"{state}, diverged" if isinstance(loss, float) and not math.isfinite(loss) else state
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """A number to read, NaN and infinities by name, nothing where nothing is known."""
     if not isinstance(value, (int, float)):
         return ""

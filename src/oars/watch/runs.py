@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.plan import Plan
 from oars.runfolder import RUNS as TOP
 
@@ -62,10 +63,10 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.name
-        self.written = _json(folder / "run.json")
+        self.written = _json(folder / runfolder.RUN)
         self.plan = Plan.from_json(self.written)
-        self.summary = _json(folder / "summary.json")
-        self.end = _json(folder / "end.json")
+        self.summary = _json(folder / runfolder.SUMMARY)
+        self.end = _json(folder / runfolder.END)
 
     @property
     def ranks(self) -> int:
@@ -115,7 +116,7 @@ class Run:
     def last(self) -> dict[str, Any]:
         """The last whole line of ``metrics.jsonl``, found from its end."""
         try:
-            with open(self.folder / "metrics.jsonl", "rb") as file:
+            with open(self.folder / runfolder.METRICS, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 2048))
                 lines = file.read().split(b"\n")[:-1]
         except OSError:
@@ -129,7 +130,7 @@ class Run:
     def steps(self) -> Steps:
         """All whole lines of ``metrics.jsonl``."""
         steps = Steps()
-        for told in _lines(self.folder / "metrics.jsonl"):
+        for told in _lines(self.folder / runfolder.METRICS):
             if not isinstance(told.get("step"), int):
                 continue
             steps.step.append(told["step"])
@@ -143,13 +144,13 @@ class Run:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """``events.jsonl``, in order."""
-        return [told for told in _lines(self.folder / "events.jsonl") if "event" in told]
+        return [told for told in _lines(self.folder / runfolder.EVENTS) if "event" in told]
 
     @cached_property
     def times(self) -> list[RankTimes]:
         """Where each rank's time went; a resumed run's parts are added up."""
         found = []
-        for path in sorted(self.folder.glob("times-*.jsonl")):
+        for path in sorted(self.folder.glob(runfolder.times("*"))):
             number = path.stem.partition("-")[2]
             lines = list(_lines(path))
             if not number.isdecimal() or not lines:
@@ -178,7 +179,7 @@ class Run:
 
     def _touched(self) -> float:
         try:
-            return max(os.stat(self.folder / name).st_mtime for name in ("run.json", "metrics.jsonl"))
+            return max(os.stat(self.folder / name).st_mtime for name in (runfolder.RUN, runfolder.METRICS))
         except OSError:
             return 0.0
 
@@ -186,7 +187,7 @@ class Run:
 def find(text: str) -> Run:
     """The run that is meant: a folder, or its name under ``oars-runs``."""
     for folder in (Path(text), Path(TOP, text)):
-        if (folder / "run.json").is_file():
+        if (folder / runfolder.RUN).is_file():
             return Run(folder)
     raise WatchError(f"no such run: neither {text} nor {Path(TOP, text)} is a run folder; oars runs lists them")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from re import Pattern
 from statistics import median
 
+from oars import runfolder
 from oars.watch import svg, terminal
 from oars.watch.chart import Chart, Series
 from oars.watch.curves import charts
@@ -86,13 +87,13 @@ def _tell(points: list[Point], metric: str, weak: bool, each: int, runs: list[Ru
         print(f"oars: on {ranks} ranks the replicas ended with different weights: this is no data-parallel training")
     body = [f"<p>{text}.</p>", svg.draw(drawn), html_table(head, rows), "<h2>Curves</h2>",
             *(svg.draw(chart) for chart in charts(runs)), f"<pre>{escape(runs[0].what)}</pre>"]
-    write(folder / "report.html", page(folder.name, body))
+    write(folder / runfolder.REPORT, page(folder.name, body))
     if out is not None:
         from oars.watch.picture import save
 
         save([drawn], out)
         print(out)
-    print(folder / "report.html")
+    print(folder / runfolder.REPORT)
     return 1 if failed or apart else 0
 
 
@@ -117,7 +118,7 @@ def _agree(run: Run, ranks: int) -> str:
     if ranks == 1:
         return ""
     try:
-        digests = {(run.folder / f"weights-digest-{rank}.txt").read_text() for rank in range(ranks)}
+        digests = {(run.folder / runfolder.weights_digest(rank)).read_text() for rank in range(ranks)}
     except OSError:
         return "unknown"
     return "agree" if len(digests) == 1 else "differ"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from oars import runfolder
 from oars.watch.runs import TOP, Run, WatchError, locked
 
 ENDED = ("done", "failed", "ended")
@@ -189,7 +190,7 @@ def metrics_of(run: Run, pattern: re.Pattern) -> tuple[list[float], list[float]]
     xs: list[float] = []
     ys: list[float] = []
     try:
-        with open(run.folder / "rank-0.log", errors="replace") as file:
+        with open(run.folder / runfolder.log(0), errors="replace") as file:
             for match in pattern.finditer(file.read()):
                 try:
                     y = float(match[min(2, pattern.groups)])

@@ -16,6 +16,7 @@ from pathlib import Path
 from re import Pattern
 from typing import Any
 
+from oars import runfolder
 from oars.watch import svg, terminal
 from oars.watch.chart import Chart, Series
 from oars.watch.curves import loss_chart
@@ -241,7 +242,7 @@ def _tell(what: Sweep, done: list[Trial], folder: Path, out: Path | None) -> int
     for chart in drawn:
         print("\n" + terminal.draw(chart))
     print("\n" + terminal.table(head, rows))
-    write(folder / "report.html", page(folder.name, [
+    write(folder / runfolder.REPORT, page(folder.name, [
         f"<p>{len(done)} runs; {'the largest' if what.largest else 'the smallest'} {name} is the best.</p>",
         *(svg.draw(chart) for chart in drawn), html_table(head, rows)]))
     if out is not None and drawn:
@@ -249,5 +250,5 @@ def _tell(what: Sweep, done: list[Trial], folder: Path, out: Path | None) -> int
 
         save(drawn, out)
         print(out)
-    print(folder / "report.html")
+    print(folder / runfolder.REPORT)
     return 1 if all(bad for bad, *_ in found) else 0

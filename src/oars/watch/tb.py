@@ -12,6 +12,7 @@ import math
 import struct
 from pathlib import Path
 
+from oars import runfolder
 from oars.records import field, record, varint
 
 TAGS = {"loss": "train/loss", "lr": "train/learning_rate", "grad_norm": "train/gradient_norm",
@@ -22,7 +23,7 @@ LINES = 50_000  # are looked at for them, so that the end of a run of a million 
 
 def update(folder: Path) -> None:
     """Bring a run's event file up to date."""
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / runfolder.METRICS
     if not metrics.exists():
         return
     tb = folder / "tb"

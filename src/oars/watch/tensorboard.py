@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from oars import runfolder
 from oars.watch.runs import Run, WatchError, all_runs
 from oars.watch.tb import update_quietly
 
@@ -54,7 +55,7 @@ def board(runs: list[Run], top: Path, port: int | None) -> int:
 def _link(runs: list[Run], links: Path) -> None:
     """Bring the runs' events up to date, and show runs that are new."""
     for run in runs:
-        metrics, events = run.folder / "metrics.jsonl", run.folder / "tb"
+        metrics, events = run.folder / runfolder.METRICS, run.folder / "tb"
         try:
             if not events.exists() or metrics.stat().st_mtime > (events / ".upto.json").stat().st_mtime:
                 update_quietly(run.folder)

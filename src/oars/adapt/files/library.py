@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oars.plan import Plan
+from oars.runfolder import UsageError
+
 PATH = str(Path(__file__).with_name("_preload.abi3.so"))
 LOWER, THROUGH, KEPT, HERE, NEW, PURE, ABSENT, GONE = range(8)  # what a path stands for, see native/view.c
 
@@ -32,8 +35,22 @@ def trouble() -> str:
     return ""
 
 
+def needed(plan: Plan) -> bool:
+    """Whether files are not simply those of the one rank: several write, or what is written is thrown away."""
+    return plan.ranks > 1 or bool(plan.resume) or plan.stop_after is not None
+
+
+def before_rank(plan: Plan, path: str = PATH) -> list[str]:
+    """What stands before a rank's command; one line if ranks cannot have the library."""
+    if not needed(plan):
+        return []
+    if why := trouble():
+        raise UsageError(why)
+    return preload(path)
+
+
 def preload(path: str = PATH) -> list[str]:
-    """What stands before a rank's command: the library comes after those that a site preloads itself."""
+    """A command's beginning that preloads the library, after those that a site preloads itself."""
     others = os.environ.get("LD_PRELOAD", "")
     return ["/usr/bin/env", "LD_PRELOAD=" + ":".join(filter(None, [others, path]))]
 

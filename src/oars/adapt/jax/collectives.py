@@ -151,7 +151,7 @@ class Share:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _own(x: Any, share: Share) -> Any:
+def _own(x: object, share: Share) -> Any:
     return share.cut(x)
 
 
@@ -164,12 +164,12 @@ def repeated(rows: Any) -> Any:
     return jnp.concatenate([rows] * meet.size)
 
 
-def now(args: Any, kwargs: Any) -> bool:
+def now(args: object, kwargs: object) -> bool:
     """Whether what is called runs now, and is not traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
-def rows_of(x: Any) -> Any:
+def rows_of(x: object) -> Any:
     """How many rows ``x`` has, or None."""
     return int(x.shape[0]) if isinstance(x, jax.Array) and x.ndim and not mapped(x) else None
 
@@ -183,7 +183,7 @@ def mapped(x: Any) -> bool:
     return type(x).__name__ == "BatchTracer"
 
 
-def constant(x: Any) -> Any:
+def constant(x: object) -> Any:
     """An array as a tensor; anything else as it is."""
     return jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
 
@@ -219,7 +219,7 @@ def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[An
     return call(), []
 
 
-def joined(share: Share, x: Any) -> Any:
+def joined(share: Share, x: object) -> Any:
     """All ranks' rows of what a model gave."""
     return share.gather(x)
 

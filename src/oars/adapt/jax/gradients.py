@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from oars.adapt.jax import collectives as wire
-from oars.adapt.keras.call import inside
-from oars.adapt.meet import meet
-
-active = False  # Keras runs on JAX
+from oars.adapt.meet import inside, meet
 
 
 def exchanged(grads: Any) -> Any:
     """Gradients averaged over ranks, once a model has run on own rows."""
-    if not active or meet.inside or meet.separate or not meet.calls:
+    if not meet.keras_on_jax or meet.inside or meet.separate or not meet.calls:
         return grads
     leaves, tree = jax.tree.flatten(grads)
     if any(map(wire.mapped, leaves)):
@@ -28,58 +26,65 @@ def exchanged(grads: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def install() -> None:
-    """Patch what JAX differentiates by. Gradients are pure: after a loss they are computed again."""
-    plain_grad, plain_both, plain_vjp = jax.grad, jax.value_and_grad, jax.vjp
-    signature = inspect.signature(plain_grad)
+def grad(inner: Callable[..., Any]) -> Any:
+    """Around ``jax.grad``. Gradients are pure: after a loss they are computed again."""
+    signature = inspect.signature(inner)
 
-    @functools.wraps(plain_grad)
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        inner = plain_grad(*args, **kwargs)
+    @functools.wraps(inner)
+    def grad(*args: object, **kwargs: object) -> Any:
+        gives = inner(*args, **kwargs)
         has_aux = signature.bind(*args, **kwargs).arguments.get("has_aux", False)
 
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(gives)
+        def call(*args: object, **kwargs: object) -> Any:
             def work() -> Any:
-                out = inner(*args, **kwargs)
+                out = gives(*args, **kwargs)
                 return (exchanged(out[0]), out[1]) if has_aux else exchanged(out)
 
             return wire.until_done(work)
 
         return call
 
-    @functools.wraps(plain_both)
-    def value_and_grad(fun: Any, *args: Any, **kwargs: Any) -> Any:
-        inner = plain_both(fun, *args, **kwargs)
+    return grad
 
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
+
+def value_and_grad(inner: Callable[..., Any]) -> Any:
+    """Around ``jax.value_and_grad``."""
+    @functools.wraps(inner)
+    def value_and_grad(fun: Any, *args: object, **kwargs: object) -> Any:
+        gives = inner(fun, *args, **kwargs)
+
+        @functools.wraps(gives)
+        def call(*args: object, **kwargs: object) -> Any:
             def work() -> Any:
-                value, grads = inner(*args, **kwargs)
+                value, grads = gives(*args, **kwargs)
                 return value, exchanged(grads)
 
             return wire.until_done(work)
 
         return call
 
-    @functools.wraps(plain_vjp)
-    def vjp(*args: Any, **kwargs: Any) -> Any:
-        value, back, *aux = plain_vjp(*args, **kwargs)
+    return value_and_grad
+
+
+def vjp(inner: Callable[..., Any]) -> Any:
+    """Around ``jax.vjp``."""
+    @functools.wraps(inner)
+    def vjp(*args: object, **kwargs: object) -> Any:
+        value, back, *aux = inner(*args, **kwargs)
         return (value, lambda *g: exchanged(back(*g)), *aux)
 
-    jax.grad, jax.value_and_grad, jax.vjp = grad, value_and_grad, vjp
-    for name in ("checkpoint", "remat", "jacrev", "jacobian", "linearize"):
-        setattr(jax, name, _of_whole_models(name, getattr(jax, name)))
+    return vjp
 
 
-def _of_whole_models(name: str, plain: Any) -> Any:
+def of_whole_models(plain: Callable[..., Any]) -> Any:
     """``plain(function, ...)``, which runs again, or many times over, what was traced: no message can be in it."""
     @functools.wraps(plain)
-    def transformed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def transformed(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         @functools.wraps(function)
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            if active and not meet.inside:
-                meet.record.notice(f"in jax.{name} models run whole on every rank, no faster")
+        def whole(*args: object, **kwargs: object) -> Any:
+            if meet.keras_on_jax and not meet.inside:
+                meet.record.notice(f"in jax.{plain.__name__} models run whole on every rank, no faster")
             with inside():
                 return function(*args, **kwargs)
 

@@ -7,12 +7,12 @@ would come between those of what the script does next, in another order on every
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from oars.adapt.jax import collectives as wire
-from oars.adapt.jax import gradients
 from oars.adapt.meet import meet
 
 _jit = jax.jit
@@ -27,8 +27,8 @@ class Compiled:
             options.pop(name, None)
         self._compiled = _jit(function, **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (not gradients.active or meet.inside
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        if (not meet.keras_on_jax or meet.inside
                 or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))):
             return self._compiled(*args, **kwargs)
         return wire.until_done(lambda: self._waited_for(args, kwargs))
@@ -44,12 +44,12 @@ class Compiled:
         return getattr(self._compiled, name)
 
 
-def install() -> None:
-    """Patch jax.jit, for what is compiled from now on."""
-    @functools.wraps(_jit)
+def jit(inner: Callable[..., Any]) -> Any:
+    """In place of ``jax.jit``, for what is compiled from now on."""
+    @functools.wraps(inner)
     def jit(function: Any = None, **options: Any) -> Any:
         if function is None:
             return functools.partial(jit, **options)
         return Compiled(function, **options)
 
-    jax.jit = jit
+    return jit

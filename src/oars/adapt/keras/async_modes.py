@@ -247,41 +247,54 @@ class _Flat:
         return [part.reshape(shape).astype(kind) for part, (shape, kind) in zip(parts, self._kinds, strict=True)]
 
 
-def unite_before_looks(model: Any, unite: Callable[[], None]) -> None:
-    """Patch what looks at a model from outside: first all ranks ``unite``."""
-    def united(method: Any) -> Any:
-        @functools.wraps(method)
+def united(unite: Callable[[], None]) -> Any:
+    """Around what looks at a model from outside: first all ranks ``unite``."""
+    def layer(inner: Any) -> Any:
+        @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             unite()
-            return method(*args, **kwargs)
+            return inner(*args, **kwargs)
 
         return call
 
-    for name in UNITED:
-        setattr(model, name, united(getattr(model, name)))
+    return layer
 
 
-def install(keras: Any, wire: Any, backend: str) -> Apart:
-    """Patch what trains a model, calls it, or looks at it from outside."""
-    apart, model = Apart(wire, backend == "jax"), keras.Model
-    unite_before_looks(model, apart.unite)
-    plain_logs, plain_call = model._get_metrics_result_or_logs, model.__call__
+def logs(apart: Apart) -> Any:
+    """Around what gives the logs of an epoch: all ranks'."""
+    import keras
 
-    @functools.wraps(plain_logs)
-    def logs_of(self: Any, logs: Any) -> Any:
-        if not apart.steps:
-            return plain_logs(self, logs)
-        apart.unite()
-        told = keras.tree.map_structure(keras.ops.convert_to_numpy, plain_logs(self, logs))
-        return meet.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
-
-    @functools.wraps(plain_call)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if apart.steps and not meet.inside and wire.now(args, kwargs):
+    def layer(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def logs_of(self: Any, logs: Any) -> Any:
+            if not apart.steps:
+                return inner(self, logs)
             apart.unite()
-        return plain_call(self, *args, **kwargs)
+            told = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
+            return meet.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
 
-    model._get_metrics_result_or_logs, model.__call__ = logs_of, called
+        return logs_of
+
+    return layer
+
+
+def called(apart: Apart, wire: Any) -> Any:
+    """Around ``Model.__call__``."""
+    def layer(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if apart.steps and not meet.inside and wire.now(args, kwargs):
+                apart.unite()
+            return inner(self, *args, **kwargs)
+
+        return call
+
+    return layer
+
+
+def begin(wire: Any, backend: str) -> Apart:
+    """Separate training, which the end of the script ends too."""
+    apart = Apart(wire, backend == "jax")
     meet.unite, before = apart.unite, meet.record.at_end
 
     def end_of_script() -> None:

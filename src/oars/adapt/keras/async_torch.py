@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
-from oars.adapt.keras.async_modes import unite_before_looks
 from oars.adapt.meet import end
 from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
 from oars.adapt.torch.batches.loaders import Key
@@ -90,36 +89,28 @@ def _average(metrics: list) -> None:
         v.assign(torch.from_numpy(part).reshape(v.value.shape).to(v.value.dtype))
 
 
-def install(keras: Any) -> Apart:
-    """Patch what looks at a model from outside."""
-    apart, model = Apart(), keras.Model
-    unite_before_looks(model, apart.unite)
-    plain_logs = model._get_metrics_result_or_logs
+def logs(inner: Any) -> Any:
+    """Around what gives the logs of an epoch: all ranks'."""
+    import keras
 
-    @functools.wraps(plain_logs)
+    @functools.wraps(inner)
     def logs_of(self: Any, logs: Any) -> Any:
         if not ctx.separate:
-            return plain_logs(self, logs)
+            return inner(self, logs)
         ctx.phases.meet(EVALUATION)
         _average(self.metrics_variables)
-        told = keras.tree.map_structure(keras.ops.convert_to_numpy, plain_logs(self, logs))
+        told = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
         return ctx.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
 
-    model._get_metrics_result_or_logs = logs_of
-    _one_loader()
-    return apart
+    return logs_of
 
 
-def _one_loader() -> None:
+def one_loader(inner: Callable[..., Any]) -> Any:
     """Keras makes a loader for every epoch: to what is owed after a death they are one."""
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
-    plain = ArrayDataAdapter.get_torch_dataloader
-
-    @functools.wraps(plain)
+    @functools.wraps(inner)
     def get_torch_dataloader(self: Any) -> Any:
-        loader = plain(self)
+        loader = inner(self)
         loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
         return loader
 
-    ArrayDataAdapter.get_torch_dataloader = get_torch_dataloader
+    return get_torch_dataloader

@@ -13,64 +13,72 @@ from oars.adapt.keras import trace
 from oars.adapt.meet import meet
 
 
-def install(keras: Any, wire: Any) -> None:
-    """Patch BatchNormalization's statistics."""
+def moments(wire: Any) -> Any:
+    """Around ``BatchNormalization._moments``; ranks talk by ``wire``."""
     from keras import ops
     from keras.src import backend
 
-    layer = keras.layers.BatchNormalization
-    plain, plain_call = layer._moments, layer.call
+    def layer(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def moments(self: Any, inputs: Any, mask: Any) -> Any:
+            if trace.probing:
+                return backend.cast(self.moving_mean, inputs.dtype), backend.cast(self.moving_variance, inputs.dtype)
+            if not meet.split or meet.plan.local_batchnorm:
+                return inner(self, inputs, mask)
+            axes = self._reduction_axes
+            kept = [1 if a in axes else -1 for a in range(len(inputs.shape))]
+            there = backend.cast(meet.split.real, inputs.dtype)  # 0 where these rows are a stand-in
+            if mask is None:
+                values = inputs
+                count = ops.cast(ops.size(inputs), inputs.dtype) / inputs.shape[kept.index(-1)] * there
+                count = count * ops.ones(inputs.shape[kept.index(-1)], inputs.dtype)
+            else:
+                valid = ops.broadcast_to(ops.cast(ops.expand_dims(mask, -1), "bool"), ops.shape(inputs))
+                values = ops.where(valid, inputs, 0)
+                count = ops.sum(ops.cast(valid, inputs.dtype), axes) * there
+            mean = ops.sum(values, axes) * there / ops.maximum(count, 1.0)
+            apart = inputs - ops.reshape(mean, kept)
+            apart = ops.square(apart if mask is None else ops.where(valid, apart, 0))
+            told = wire.every(ops.stack([count, mean, ops.sum(apart, axes) * there]))
+            counts, means, sums = ops.unstack(told, axis=1)
+            every = ops.sum(counts, 0)
+            every = ops.maximum(every, 1.0) if mask is None else every + backend.epsilon()
+            mean = ops.sum(counts * means, 0) / every
+            return mean, ops.sum(sums + counts * ops.square(means - mean), 0) / every
 
-    def local() -> bool:
-        return bool(meet.plan.local_batchnorm)
+        return moments
 
-    @functools.wraps(plain)
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        if trace.probing:
-            return backend.cast(self.moving_mean, inputs.dtype), backend.cast(self.moving_variance, inputs.dtype)
-        if not meet.split or local():
-            return plain(self, inputs, mask)
-        axes, kept = self._reduction_axes, [1 if a in self._reduction_axes else -1 for a in range(len(inputs.shape))]
-        there = backend.cast(meet.split.real, inputs.dtype)  # 0 where these rows are a stand-in
-        if mask is None:
-            values = inputs
-            count = ops.cast(ops.size(inputs), inputs.dtype) / inputs.shape[kept.index(-1)] * there
-            count = count * ops.ones(inputs.shape[kept.index(-1)], inputs.dtype)
-        else:
-            valid = ops.broadcast_to(ops.cast(ops.expand_dims(mask, -1), "bool"), ops.shape(inputs))
-            values = ops.where(valid, inputs, 0)
-            count = ops.sum(ops.cast(valid, inputs.dtype), axes) * there
-        mean = ops.sum(values, axes) * there / ops.maximum(count, 1.0)
-        apart = inputs - ops.reshape(mean, kept)
-        apart = ops.square(apart if mask is None else ops.where(valid, apart, 0))
-        counts, means, sums = ops.unstack(wire.every(ops.stack([count, mean, ops.sum(apart, axes) * there])), axis=1)
-        every = ops.sum(counts, 0)
-        every = ops.maximum(every, 1.0) if mask is None else every + backend.epsilon()
-        mean = ops.sum(counts * means, 0) / every
-        return mean, ops.sum(sums + counts * ops.square(means - mean), 0) / every
-
-    @functools.wraps(plain_call)
-    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        out = plain_call(self, inputs, training=training, mask=mask)
-        if meet.split and local() and training and self.trainable and not trace.probing and not meet.separate:
-            for moving in (self.moving_mean, self.moving_variance):
-                moving.assign(ops.mean(wire.every(backend.convert_to_tensor(moving)), 0))
-        return out
-
-    layer._moments, layer.call = moments, call
+    return layer
 
 
-def install_torch(keras: Any) -> None:
-    """``--local-batchnorm`` on PyTorch, where statistics of rows are the global batch's by themselves."""
+def averages(wire: Any) -> Any:
+    """Around ``BatchNormalization.call``: under ``--local-batchnorm`` the moving averages are those of all ranks."""
+    from keras import ops
+    from keras.src import backend
+
+    def layer(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            out = inner(self, inputs, training=training, mask=mask)
+            own = meet.split and meet.plan.local_batchnorm and not trace.probing and not meet.separate
+            if own and training and self.trainable:
+                for moving in (self.moving_mean, self.moving_variance):
+                    moving.assign(ops.mean(wire.every(backend.convert_to_tensor(moving)), 0))
+            return out
+
+        return call
+
+    return layer
+
+
+def averages_on_torch(inner: Any) -> Any:
+    """The same on PyTorch, where statistics of rows are the global batch's by themselves."""
     from oars.adapt.torch.context import ctx
     from oars.adapt.torch.rows import collectives as wire
     from oars.adapt.torch.rows import tensor
 
-    layer = keras.layers.BatchNormalization
-    plain_call = layer.call
-
     def of_own_rows(self: Any, inputs: Any, mask: Any) -> Any:
-        out = plain_call(self, inputs, training=True, mask=mask)
+        out = inner(self, inputs, training=True, mask=mask)
         for moving in (self.moving_mean, self.moving_variance):
             moving.assign(wire.mean(moving.value.detach()))
         return out
@@ -88,12 +96,12 @@ def install_torch(keras: Any) -> None:
                 for variable, value in zip(moving, before, strict=True):
                     variable.assign(value)
 
-    @functools.wraps(plain_call)
+    @functools.wraps(inner)
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if training and self.trainable and isinstance(inputs, tensor.Rows) and inputs.dim_ == 0:
             return ctx.perform(on_rows, self, (inputs,), {"mask": mask})
         if training and self.trainable and ctx.plain:
             return of_own_rows(self, inputs, mask)
-        return plain_call(self, inputs, training=training, mask=mask)
+        return inner(self, inputs, training=training, mask=mask)
 
-    layer.call = call
+    return call

@@ -14,11 +14,11 @@ import functools
 import re
 import threading
 import weakref
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from oars.adapt.keras import trace
-from oars.adapt.meet import meet
+from oars.adapt.meet import inside, meet
 from oars.engine.world import RankLost
 
 wire: Any = None
@@ -35,20 +35,7 @@ class _Known:
         self.calls, self.ways = 0, set[Any]()
 
 
-@contextmanager
-def inside(share: Any = None) -> Any:
-    """Nothing in here is cut; with ``share``, it runs on these rows."""
-    before = meet.split
-    meet.inside += 1
-    meet.split = share if share is not None else before
-    try:
-        yield
-    finally:
-        meet.inside -= 1
-        meet.split = before
-
-
-def whole(model: Any, args: Any, kwargs: Any) -> str:
+def whole(model: Any, args: object, kwargs: object) -> str:
     """Why this model is not cut, or ``""``."""
     known = _known.get(model)
     if known is None or known.layers != len(model._layers):
@@ -71,7 +58,7 @@ def say_whole(model: Any, reason: str) -> None:
     meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
 
 
-def _way(args: Any, kwargs: Any) -> Any:
+def _way(args: object, kwargs: object) -> Any:
     """In which way a model is called: kinds of tensors, and everything that is none."""
     from keras import tree
 
@@ -79,7 +66,7 @@ def _way(args: Any, kwargs: Any) -> Any:
                  else _ADDRESS.sub("", repr(leaf)[:200]) for leaf in tree.flatten((args, kwargs)))
 
 
-def split(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def split(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """``plain(*args, **kwargs)``, on own rows where that gives the same."""
     from keras import KerasTensor, tree
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -132,7 +119,7 @@ def _joinable(tree: Any, out: Any) -> Any:
     return out
 
 
-def _whole(model: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def _whole(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     with inside():
         out = plain(*args, **kwargs)
     wire.ran(model, cut=False)
@@ -217,7 +204,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     meet.called(model)
     wire.ran(model, cut=False)  # its gradients come out complete
 
-    def joined(x: Any) -> Any:
+    def joined(x: object) -> Any:
         if x is None:
             return None
         whole, mask = next(flat), backend.get_keras_mask(x)
@@ -230,24 +217,25 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     return tree.map_structure(joined, outs[0])
 
 
-def install(keras: Any, wire_: Any) -> None:
-    """Patch ``keras.Model``'s calls."""
-    global wire
-    wire = wire_
-    layer_call, stateless = keras.Model.__call__, keras.Model.stateless_call
+def called(inner: Callable[..., Any]) -> Any:
+    """Around ``Model.__call__``."""
+    @functools.wraps(inner)
+    def call(self: Any, *args: object, **kwargs: object) -> Any:
+        return split(self, functools.partial(inner, self), args, kwargs)
 
-    @functools.wraps(layer_call)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return split(self, functools.partial(layer_call, self), args, kwargs)
+    return call
 
-    @functools.wraps(stateless)
-    def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: Any,
-                       return_losses: bool = False, **kwargs: Any) -> Any:
+
+def stateless_called(inner: Callable[..., Any]) -> Any:
+    """Around ``Model.stateless_call``."""
+    @functools.wraps(inner)
+    def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: object,
+                       return_losses: bool = False, **kwargs: object) -> Any:
         others: list[Any] = []
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
-            out, *others[:] = stateless(self, trainable_variables, non_trainable_variables, *args,
-                                        return_losses=return_losses, **kwargs)
+        def plain(*args: object, **kwargs: object) -> Any:
+            out, *others[:] = inner(self, trainable_variables, non_trainable_variables, *args,
+                                    return_losses=return_losses, **kwargs)
             return out
 
         if meet.backend == "jax" and any(map(wire.mapped, [*trainable_variables, *non_trainable_variables])):
@@ -256,14 +244,19 @@ def install(keras: Any, wire_: Any) -> None:
         out = split(self, plain, args, kwargs)
         return (out, *others)
 
-    keras.Model.__call__, keras.Model.stateless_call = call, stateless_call
-    for name in ("export", "save"):
-        setattr(keras.Model, name, _uncut(getattr(keras.Model, name)))
+    return stateless_call
 
 
-def _uncut(method: Any) -> Any:
+def begin(collectives: Any) -> None:
+    """Ranks talk by these, TensorFlow's or JAX's."""
+    global wire
+    wire = collectives
+
+
+def uncut(method: Any) -> Any:
+    """Around what goes through a model without running it on a batch."""
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with inside():
             return method(*args, **kwargs)
 

@@ -7,12 +7,11 @@ ways (``tf.random``, ``jax.random``) shows when a model is tried on some rows on
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from oars.adapt.keras import trace
 from oars.adapt.meet import meet
-
-_SHAPED = ("normal", "uniform", "randint", "truncated_normal", "gamma", "binomial", "beta")
 
 
 def _by_row(length: Any, share: Any) -> bool:
@@ -20,43 +19,38 @@ def _by_row(length: Any, share: Any) -> bool:
     return not isinstance(length, int) or (isinstance(share.count, int) and length == share.count)
 
 
-def install(keras: Any) -> None:
-    """Patch the backend's draws."""
-    from keras.src.backend import random
+def dropout(inner: Any) -> Any:
+    """Around the backend's ``dropout``."""
+    from keras import ops
 
-    for name in _SHAPED:
-        if hasattr(random, name):
-            setattr(random, name, _drawing(getattr(random, name)))
-    plain = random.dropout
-
-    @functools.wraps(plain)
+    @functools.wraps(inner)
     def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
         share = meet.split
         if not share or rate in (0.0, 1.0) or (noise_shape is not None and not _by_row(noise_shape[0], share)):
-            return plain(inputs, rate, noise_shape, seed)
-        shape = keras.ops.shape(inputs)
+            return inner(inputs, rate, noise_shape, seed)
+        shape = ops.shape(inputs)
         rest = shape[1:] if noise_shape is None else [
             shape[i] if d is None else d for i, d in enumerate(noise_shape) if i]
-        kept = plain(keras.ops.ones((share.rows, *rest), dtype=inputs.dtype), rate, None, seed)
+        kept = inner(ops.ones((share.rows, *rest), dtype=inputs.dtype), rate, None, seed)
         return inputs * share.cut(kept)
 
-    random.dropout = dropout
-    for name in ("categorical", "shuffle"):  # of these the numbers depend on what is given
-        setattr(random, name, _of_all_rows(getattr(random, name)))
+    return dropout
 
 
-def _of_all_rows(plain: Any) -> Any:
+def of_all_rows(plain: Callable[..., Any]) -> Any:
+    """Around draws whose numbers depend on what is given."""
     @functools.wraps(plain)
-    def draw(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw(x: object, *args: object, **kwargs: object) -> Any:
         share = meet.split
         return share.cut(plain(share.gather(x), *args, **kwargs)) if share else plain(x, *args, **kwargs)
 
     return draw
 
 
-def _drawing(plain: Any) -> Any:
+def drawing(plain: Callable[..., Any]) -> Any:
+    """Around draws of a given shape."""
     @functools.wraps(plain)
-    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw(shape: Any, *args: object, **kwargs: object) -> Any:
         share, shape = meet.split, _dims(shape)
         if trace.probing and shape:
             trace.drawn.append(shape)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from oars import runfolder
 from oars.adapt.meet import meet
 
 _models: list[Any] = []
@@ -25,27 +26,27 @@ _loss = 0.0  # of the last batch
 _SOME = 1024  # numbers
 
 
-def install(keras: Any, backend: str, many: bool, apart: Any = None) -> None:
-    """Patch the trainer's functions."""
+def begin(separate: Any) -> None:
+    """Steps are those of ``separate`` training, unless it is None."""
     global _apart
-    trainer, _apart = keras.Model, apart
-    if many and backend == "tensorflow":
-        _tensorflow(keras, trainer)
-    plain = trainer.make_train_function
+    _apart = separate
+    if os.environ.get("OARS_DIGEST"):
+        atexit.register(digest)
 
-    @functools.wraps(plain)
+
+def make_train_function(inner: Any) -> Any:
+    """Around ``Model.make_train_function``."""
+    @functools.wraps(inner)
     def make_train_function(self: Any, force: bool = False) -> Any:
         before = self.train_function
-        made = plain(self, force=force)
+        made = inner(self, force=force)
         if self.train_function is not None and self.train_function is not before:
-            self.train_function = _counted(self, self.train_function, backend)
+            self.train_function = _counted(self, self.train_function, meet.backend)
             if not any(model is self for model in _models):
                 _models.append(self)
         return made
 
-    trainer.make_train_function = make_train_function
-    if os.environ.get("OARS_DIGEST"):
-        atexit.register(digest)
+    return make_train_function
 
 
 def _counted(model: Any, function: Any, backend: str) -> Any:
@@ -132,62 +133,54 @@ def _rows(data: Any) -> int:
 # -- TensorFlow
 
 
-def _tensorflow(keras: Any, trainer: Any) -> None:
+def make_function(inner: Any) -> Any:
+    """Around ``Model._make_function``."""
+    @functools.wraps(inner)
+    def make_function(self: Any, step: Any) -> Any:
+        return _of_batches(self, _by_kind(self, step, inner(self, step)))
+
+    return make_function
+
+
+def apply(inner: Any) -> Any:
+    """Around ``Optimizer.apply``."""
     import tensorflow as tf
     from keras.src import backend
-    from keras.src.trainers import trainer as module
 
     from oars.adapt.tensorflow import collectives
 
-    _without_xla(module, trainer)
-    make = trainer._make_function
-
-    @functools.wraps(make)
-    def make_function(self: Any, step: Any) -> Any:
-        return _of_batches(self, _by_kind(self, step, make(self, step)))
-
-    trainer._make_function = make_function
-    _loaders_apart()
-    optimizer = keras.optimizers.Optimizer
-    plain_apply = optimizer.apply
-
-    @functools.wraps(plain_apply)
+    @functools.wraps(inner)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not self.built and trainable_variables is not None:
             with tf.init_scope(), backend.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables))
         with collectives.behind_messages():  # else a step that is not done counts, and lets weights decay
-            return plain_apply(self, grads, trainable_variables)
+            return inner(self, grads, trainable_variables)
 
-    optimizer.apply = apply
+    return apply
 
 
-def _without_xla(module: Any, trainer: Any) -> None:
+def jit_compile(inner: property) -> property:
     """XLA cannot call the host. A model that is compiled with it by its script is told of, for it draws otherwise."""
-    module.model_supports_jit = lambda model: False
-    plain = trainer.jit_compile
+    setter: Any = inner.fset
 
     def choose(self: Any, value: Any) -> None:
         if value:
             meet.record.notice("compile(jit_compile=True) is left out: a graph that talks to other ranks cannot be "
                                "XLA's; dropout and noise are TensorFlow's draws, and XLA's are others")
-        plain.fset(self, False)
+        setter(self, False)
 
-    trainer.jit_compile = property(plain.fget, choose)
+    return property(inner.fget, choose)
 
 
-def _loaders_apart() -> None:
+def own_loader(inner: Any) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
-    from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-
-    plain = TorchDataLoaderAdapter.__init__
-
-    @functools.wraps(plain)
+    @functools.wraps(inner)
     def init(self: Any, dataloader: Any) -> None:
         dataloader._oars_apart = True
-        plain(self, dataloader)
+        inner(self, dataloader)
 
-    TorchDataLoaderAdapter.__init__ = init
+    return init
 
 
 def _by_kind(model: Any, step: Any, plain: Any) -> Any:
@@ -238,7 +231,7 @@ def _leave_weights(variables: Any) -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     arrays = _arrays(variables)
     if meet.record.voice:
-        np.savez(meet.record.folder / "weights.npz", *arrays)
+        np.savez(meet.record.folder / runfolder.WEIGHTS, *arrays)
     digest(arrays)
 
 
@@ -248,6 +241,6 @@ def digest(arrays: list[np.ndarray] | None = None) -> None:
         arrays = [a for model in _models for a in _arrays(model.weights)]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     name = meet.world.origin if meet.world is not None else 0
-    fd = os.open(meet.record.folder / f"weights-digest-{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = os.open(meet.record.folder / runfolder.weights_digest(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)

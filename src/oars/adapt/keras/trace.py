@@ -202,7 +202,7 @@ class _Part:
         return x[1:3]
 
     @staticmethod
-    def gather(x: Any) -> Any:
+    def gather(x: object) -> Any:
         raise TypeError("its rows must be joined in the middle of it")
 
 
@@ -334,7 +334,7 @@ def _eagerly(run: Any) -> Any:
     """``run`` outside of whatever is being traced."""
     from keras.src import backend
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if backend.backend() == "tensorflow":
             import tensorflow as tf
 
@@ -348,7 +348,7 @@ def _eagerly(run: Any) -> Any:
     return call
 
 
-def _rowed(x: Any) -> bool:
+def _rowed(x: object) -> bool:
     return isinstance(x, np.ndarray)
 
 

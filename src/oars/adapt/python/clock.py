@@ -10,24 +10,26 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
+from collections.abc import Callable
 from time import perf_counter  # as it is now, for who cannot import it before ``install``
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.python import random
 from oars.adapt.replay.tape import tape
 
-__all__ = ["install", "pass_over_sleep", "perf_counter"]
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-_NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
+__all__ = ["NAMES", "agreed", "perf_counter", "sleep"]
+
+NAMES = ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
-def install(world: Any) -> None:
-    """Patch ``time``'s clocks; on one rank, only to record what they told (``oars.adapt.replay.tape``)."""
-    pid = os.getpid()
-    random.watch_collector()
+def agreed(name: str, world: World | None) -> Any:
+    """Around ``time.<name>``; without a ``world`` only to record what it told (``oars.adapt.replay.tape``)."""
+    def layer(clock: Callable[..., Any]) -> Any:
+        pid = os.getpid()
 
-    def agreed(name: str, clock: Any) -> Any:
         def one() -> Any:
             own = functools.partial(tape.shifted, name, clock)
             return own() if world is None else world.broadcast(own)
@@ -38,23 +40,18 @@ def install(world: Any) -> None:
                 return clock()
             return one() if tape.busy else tape.time(name, one)
 
-        return read
+        return random.for_scripts(clock, read)
 
-    for name in _NAMES:
-        true = getattr(time, name)
-        setattr(time, name, random.for_scripts(true, agreed(name, true)))
+    return layer
 
 
-def pass_over_sleep() -> None:
-    """A script that is played does not sleep; to be called before it begins."""
-    sleep, main = time.sleep, threading.main_thread()
+def sleep(inner: Callable[..., Any]) -> Any:
+    """Around ``time.sleep``: a script that is played does not sleep."""
+    main = threading.main_thread()
 
-    @functools.wraps(sleep)
+    @functools.wraps(inner)
     def passed_over(seconds: float) -> None:
-        if tape.playing and threading.current_thread() is main:
-            return
-        if not tape.playing:
-            time.sleep = sleep
-        sleep(seconds)
+        if not tape.playing or threading.current_thread() is not main:
+            inner(seconds)
 
-    time.sleep = random.for_scripts(sleep, passed_over)
+    return random.for_scripts(inner, passed_over)

@@ -26,7 +26,7 @@ def when_imported(name: str, act: Callable[[ModuleType], Any]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds nothing itself: it asks the other finders, and lets their loader call us back."""
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Any, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name not in _waiting:
             return None
         acts = _waiting.pop(name)

@@ -52,7 +52,7 @@ def chosen(layers: tuple[Layer | Only, ...], modes: Set[Mode]) -> list[Layer]:
             if not isinstance(each, Only) or each.mode in modes]
 
 
-def compose(layers: tuple[Layer | Only, ...], inner: Any, modes: Set[Mode]) -> Any:
+def compose(layers: tuple[Layer | Only, ...], inner: Callable[..., Any], modes: Set[Mode]) -> Any:
     """The layers of these modes around ``inner``."""
     for layer in reversed(chosen(layers, modes)):
         inner = layer(inner)
@@ -67,7 +67,7 @@ def install(seams: tuple[Seam, ...], modes: Set[Mode]) -> None:
                 put(seam.owner, name, compose(seam.layers, getattr(seam.owner, name), modes))
 
 
-def put(owner: Any, name: str, value: Any) -> None:
+def put(owner: Any, name: str, value: object) -> None:
     """Replace an attribute of a library."""
     setattr(owner, name, value)
 
@@ -78,7 +78,7 @@ def remove(owner: Any, name: str) -> None:
 
 
 @contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
+def replaced(owner: Any, **values: object) -> Iterator[None]:
     """Replace attributes of a library for a while."""
     before = {name: vars(owner)[name] for name in values}
     try:

@@ -34,15 +34,17 @@ import random
 import site
 import sys
 import sysconfig
-import tempfile
 import threading
 import uuid
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import oars
-from oars.adapt.python.imports import when_imported
 from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 _true_urandom = os.urandom
 _seed = 0
@@ -53,36 +55,22 @@ _collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
 
-def install(world: Any, plan: Plan) -> None:
-    """Same initial state and same fresh entropy on every rank of ``world``, from ``plan.seed``."""
+def begin(world: World, plan: Plan) -> None:
+    """Same initial state and same fresh entropy on every rank of ``world``, from ``plan.seed`` (``seams``)."""
     global _seed, _rank, _entropy
-    if world is None:
-        return
     _seed, _rank = int(plan.seed), world.origin
     _entropy = _Entropy()
     random.seed(_derive("python", _seed))
-    _patch_python()
-    when_imported("multiprocessing.shared_memory", _keep_names_unique)
-    when_imported("secrets", _patch_secrets)
-    when_imported("numpy.random", _seed_numpy)
 
 
 def seed_torch(torch: Any) -> None:
-    """Give PyTorch the run's seed; to be called right after its import. Does nothing on one rank."""
-    if _entropy is None:
-        return
+    """Give PyTorch the run's seed."""
     torch.manual_seed(_derive("torch", _seed))
 
-    def seed() -> int:
-        drawn = int.from_bytes(_fresh(8), "little") >> 1
-        torch.manual_seed(drawn)
-        return drawn
 
-    torch.seed = torch.random.seed = seed
-    torch.cuda.seed = torch.cuda.random.seed = lambda: torch.cuda.manual_seed(int.from_bytes(_fresh(7), "little"))
-    torch.cuda.seed_all = torch.cuda.random.seed_all = lambda: torch.cuda.manual_seed_all(
-        int.from_bytes(_fresh(7), "little")
-    )
+def seed_numpy(numpy_random: Any) -> None:
+    """Give NumPy the run's seed."""
+    numpy_random.seed(_derive("numpy", _seed) % 2**32)
 
 
 def common_seed(name: str) -> int:
@@ -136,51 +124,88 @@ def draw_on(count: int) -> None:
         _entropy._drawn["common"] = count
 
 
-def _fresh(count: int) -> bytes:
+def fresh(count: int) -> bytes:
+    """Entropy that all ranks share; inside ``Private``, this rank's own."""
     return _entropy.take(count) if _entropy else _true_urandom(count)
 
 
-class _Agreed(random.SystemRandom):
+class Agreed(random.SystemRandom):
     """``random.SystemRandom`` on the shared stream."""
 
     def random(self) -> float:
-        return (int.from_bytes(_fresh(7), "little") >> 3) * 2**-53
+        return (int.from_bytes(fresh(7), "little") >> 3) * 2**-53
 
     def getrandbits(self, k: int, /) -> int:
         if k < 0:
             raise ValueError("number of bits must be non-negative")
-        return int.from_bytes(_fresh((k + 7) // 8), "little") >> (-k % 8)
+        return int.from_bytes(fresh((k + 7) // 8), "little") >> (-k % 8)
 
     def randbytes(self, n: int) -> bytes:
-        return _fresh(n)
+        return fresh(n)
 
 
-class _TrueRandom(random.Random):
+class TrueRandom(random.Random):
     """``random.Random`` whose numbers no other process has: for the names that ``tempfile`` invents."""
 
     def seed(self, a: Any = None, version: int = 2) -> None:
         super().seed(_true_urandom(32) if a is None else a, version)
 
 
-def _patch_python() -> None:
-    seed = random.Random.seed
+def seed_instance(inner: Callable[..., Any]) -> Any:
+    """Around ``random.Random.seed``."""
+    @functools.wraps(inner)
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        inner(self, int.from_bytes(fresh(32), "little") if a is None else a, version)
 
-    @functools.wraps(seed)
-    def seed_instance(self: random.Random, a: Any = None, version: int = 2) -> None:
-        seed(self, int.from_bytes(_fresh(32), "little") if a is None else a, version)
+    return seed
 
-    def seed_module(a: Any = None, version: int = 2) -> None:
+
+def seed_module(inner: Callable[..., Any]) -> Any:
+    """Around ``random.seed``."""
+    common: random.Random = random._inst  # type: ignore[attr-defined]
+
+    @functools.wraps(inner)
+    def seed(a: Any = None, version: int = 2) -> None:
         common.seed(a, version)
         _remember("python", a)
 
-    common: random.Random = random._inst  # type: ignore[attr-defined]
-    random.Random.seed = seed_instance  # type: ignore[method-assign]
-    random.seed = functools.wraps(random.seed)(seed_module)
-    random.SystemRandom = _Agreed  # type: ignore[misc]
-    tempfile._Random = _TrueRandom  # type: ignore[attr-defined]
-    os.urandom = for_scripts(os.urandom, _fresh)
-    uuid.uuid1 = for_scripts(uuid.uuid1, lambda node=None, clock_seq=None: uuid.UUID(bytes=_fresh(16), version=1))
-    uuid.uuid4 = for_scripts(uuid.uuid4, lambda: uuid.UUID(bytes=_fresh(16), version=4))
+    return seed
+
+
+def urandom(inner: Callable[..., Any]) -> Any:
+    """Around ``os.urandom``."""
+    return for_scripts(inner, fresh)
+
+
+def uuid1(inner: Callable[..., Any]) -> Any:
+    """Around ``uuid.uuid1``."""
+    return for_scripts(inner, lambda node=None, clock_seq=None: uuid.UUID(bytes=fresh(16), version=1))
+
+
+def uuid4(inner: Callable[..., Any]) -> Any:
+    """Around ``uuid.uuid4``."""
+    return for_scripts(inner, lambda: uuid.UUID(bytes=fresh(16), version=4))
+
+
+def torch_seed(torch: Any) -> Any:
+    """In place of ``torch.seed``."""
+    def seed() -> int:
+        drawn = int.from_bytes(fresh(8), "little") >> 1
+        torch.manual_seed(drawn)
+        return drawn
+
+    return seed
+
+
+def numpy_seed(inner: Callable[..., Any]) -> Any:
+    """Around ``numpy.random.seed``."""
+    @functools.wraps(inner)
+    def call(seed_: Any = None, **kw: object) -> None:
+        given = kw.get("seed", seed_)
+        inner(given)
+        _remember("numpy", given if given is None or isinstance(given, int) else repr(given))
+
+    return call
 
 
 def in_order() -> bool:
@@ -225,17 +250,10 @@ def for_scripts(true: Any, agreed: Any) -> Any:
     return call
 
 
-def _keep_names_unique(shared_memory: Any) -> None:
-    system = random.SystemRandom.__mro__[1] if random.SystemRandom is _Agreed else random.SystemRandom
-    shared_memory.secrets = SimpleNamespace(token_hex=lambda count: system().randbytes(count).hex())
-
-
-def _patch_secrets(secrets: Any) -> None:
-    agreed = _Agreed()
-    secrets._sysrand = agreed  # what randbelow and the tokens draw from
-    secrets.SystemRandom = _Agreed
-    secrets.randbits = agreed.getrandbits
-    secrets.choice = agreed.choice
+def true_secrets() -> SimpleNamespace:
+    """What ``multiprocessing.shared_memory`` draws its names from: no other process has the same."""
+    system = random.SystemRandom.__mro__[1] if random.SystemRandom is Agreed else random.SystemRandom
+    return SimpleNamespace(token_hex=lambda count: system().randbytes(count).hex())
 
 
 # -- NumPy -----------------------------------------------------------------------------------------------------------
@@ -243,20 +261,6 @@ def _patch_secrets(secrets: Any) -> None:
 
 def _numpy_random() -> Any:
     return sys.modules.get("numpy.random")
-
-
-def _seed_numpy(numpy_random: Any) -> None:
-    sys.modules["numpy.random.bit_generator"].randbits = _Agreed().getrandbits  # type: ignore[attr-defined]
-    numpy_random.seed(_derive("numpy", _seed) % 2**32)
-    seed = numpy_random.seed
-
-    @functools.wraps(seed)
-    def call(seed_: Any = None, **kw: Any) -> None:
-        given = kw.get("seed", seed_)
-        seed(given)
-        _remember("numpy", given if given is None or isinstance(given, int) else repr(given))
-
-    numpy_random.seed = call
 
 
 # -- private streams -------------------------------------------------------------------------------------------------
@@ -301,7 +305,7 @@ class Private:
         self._streams = [(name, stream) for name, stream in _streams() if look or name in self._drawn_from]
         for name, stream in self._streams:
             self._common[name] = stream.get_state()
-            if self._fresh(name, stream.script_seed()):
+            if self.fresh(name, stream.script_seed()):
                 stream.seed(self._start(name))
                 self._own[name] = stream.get_state()
             else:
@@ -320,7 +324,7 @@ class Private:
             self._own[name] = state
             stream.set_state(self._common[name])
 
-    def _fresh(self, name: str, script_seed: Any) -> bool:
+    def fresh(self, name: str, script_seed: Any) -> bool:
         """Whether the private stream must start (anew): at first, and when the script has seeded the common one."""
         if name in self._own and self._started.get(name) == script_seed:
             return False

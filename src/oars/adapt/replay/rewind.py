@@ -6,7 +6,7 @@ that looks for its own checkpoint finds what it found the first time. At the sna
 away: the files are those on disk. A file that the script has open for writing goes on at the length it had then; one
 that it only ever appends to is cut back to that length. What is cut off is kept in ``snapshots/cut`` of the run folder.
 
-For this a snapshot says what files the run has made, which it appended to (the library below Python knows; ``made.py``
+For this a snapshot says what files the run has made, which it appended to (the library below Python knows; ``seams.py``
 on one rank), and which are open, how long.
 """
 
@@ -22,11 +22,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.adapt import files
 from oars.adapt.files import library, promotion
 from oars.adapt.files.copying import copy_file
 from oars.adapt.files.own import Own
-from oars.adapt.replay import made
+from oars.adapt.replay import seams
 
 _ours: tuple[str, ...] = ()
 _hushed: list[tuple[int, int]] = []
@@ -40,19 +41,19 @@ def watch(folder: Path) -> None:
     global _ours
     _ours = (str(folder.resolve()) + "/", "/dev/", "/proc/", "/sys/")
     if not library.loaded():
-        made.watch(_ours)
+        seams.watch(_ours)
 
 
 def standing() -> dict[str, Any]:
     """For a snapshot: what the run has made, and how long its files are that are appended to or open. Flushes them."""
     flush()
     made_by_library, appended_by_library = files.made()
-    lengths = {path: _length(path) for path in made.appended | appended_by_library}
+    lengths = {path: _length(path) for path in seams.appended | appended_by_library}
     opened = {}
     for fd, path in _writing():
         if not path.startswith(_ours) and stat.S_ISREG(os.fstat(fd).st_mode):
             opened[path] = [os.fstat(fd).st_size, os.lseek(fd, 0, os.SEEK_CUR)]
-    every = made.made | made_by_library
+    every = seams.made | made_by_library
     return {"made": sorted(p for p in every if os.path.lexists(p)), "opened": opened,
             "appended": {p: n for p, n in lengths.items() if n is not None}}
 
@@ -95,14 +96,14 @@ def _length(path: str) -> int | None:
 
 def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
     """Hush the output and let no file be touched. ``told`` is what ``standing`` said then."""
-    made.made.update(told["made"])
-    made.appended.update(told["appended"])
+    seams.made.update(told["made"])
+    seams.appended.update(told["appended"])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         _hushed.append((fd, os.dup(fd)))
         os.dup2(nowhere, fd)
     os.close(nowhere)
-    files.install(rank, False, folder / "files", same_for_all=(folder,))
+    files.install(rank, False, folder / runfolder.FILES, same_for_all=(folder,))
     for path in told["made"]:
         if os.path.lexists(path):
             folder = os.path.realpath(os.path.dirname(path)).rstrip("/")
@@ -207,7 +208,7 @@ def _cut(path: str, length: int, folder: Path) -> None:
     now = _length(path)
     if now is None or now <= length:
         return
-    kept = folder / "snapshots" / "cut" / path.lstrip("/").replace("/", "%")
+    kept = folder / runfolder.SNAPSHOTS / "cut" / path.lstrip("/").replace("/", "%")
     os.makedirs(kept.parent, exist_ok=True)
     with open(path, "rb") as source, open(kept, "ab") as target:
         source.seek(length)

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oars.adapt.replay.tape import FOLDER, Damaged
+from oars import runfolder
+from oars.adapt.replay.tape import Damaged
 
 KEPT = 2
 MAGIC = b"OARSNAP1"
@@ -49,7 +50,7 @@ class Blob(NamedTuple):
 # ---- values as JSON -------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any, blobs: list[Blob], name: str, convert: Callable[[Any], Any] = lambda value: None) -> Any:
+def encode(value: object, blobs: list[Blob], name: str, convert: Callable[[Any], Any] = lambda value: None) -> Any:
     """``value`` as JSON with tags, arrays in ``blobs``; ``convert`` gives a Blob or a tagged dict for its own kinds."""
     if value is None or isinstance(value, (bool, str)) and type(value) in (bool, str):
         return value
@@ -92,7 +93,7 @@ def _encode_dict(value: dict, blobs: list[Blob], name: str, convert: Callable[[A
                   for k, v in value.items()]}
 
 
-def decode(value: Any, blobs: list[Any], build: Callable[[str, Any], Any] | None = None) -> Any:
+def decode(value: object, blobs: list[Any], build: Callable[[str, Any], Any] | None = None) -> Any:
     """The value that ``encode`` was given; ``blobs`` are ready-made arrays, ``build`` knows the adapter's tags."""
     if isinstance(value, list):
         return [decode(v, blobs, build) for v in value]
@@ -135,7 +136,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
 
     ``sync`` is a file descriptor that must be on disk before the snapshot may count: the log it refers to.
     """
-    place = folder / FOLDER
+    place = folder / runfolder.SNAPSHOTS
     os.makedirs(place, exist_ok=True)
     path, part = place / name_of(step), place / f".{step:08d}.{os.getpid()}.part"
     offset, placed = 0, []
@@ -260,7 +261,7 @@ def newest(folder: Path, check: Callable[[dict[str, Any]], None]) -> tuple[Path 
 
     ``check`` may raise Damaged for a snapshot whose log is not good.
     """
-    place = folder / FOLDER
+    place = folder / runfolder.SNAPSHOTS
     told: list[str] = []
     for name in found(place):
         try:

@@ -29,15 +29,14 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.records import varint
 
 _open = os.open  # the script's is watched
-FOLDER = "snapshots"  # in the run folder
-REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"  # see oars.supervisor.snapshot_requests
-GROW, GROWING, GROWN = "grow-now", "growing", "grown"  # in the run folder, see oars.commands.grow
 LARGEST = 1 << 16  # bytes of one read that are recorded
 _CHUNK = 1 << 16  # bytes between writes
 _IN_MEMORY = 1 << 26  # bytes held back while the disk is full
@@ -82,7 +81,7 @@ class Tape:
 
     def begin(self, folder: Path, voice: bool, mark: dict[str, Any] | None = None) -> None:
         """Record from here on; with a snapshot's ``mark``, play what was recorded up to it first."""
-        self._path, self.voice = folder / FOLDER / "tape", voice
+        self._path, self.voice = folder / runfolder.SNAPSHOTS / "tape", voice
         if mark is None:
             self._buffer += _MAGIC
         else:
@@ -286,11 +285,11 @@ class Tape:
 
     # -- the clock
 
-    def shifted(self, name: str, clock: Any) -> Any:
+    def shifted(self, name: str, clock: Callable[..., Any]) -> Any:
         """What this rank's clock shows; after a resume it goes on from what the script was told before."""
         return clock() + self._clock_shift.get(name, 0)
 
-    def time(self, name: str, clock: Any) -> Any:
+    def time(self, name: str, clock: Callable[..., Any]) -> Any:
         """What the script is told when it asks ``time.<name>``: ``clock()``, recorded, or what it was told then."""
         whole = name.endswith("_ns")
         if self.playing:
@@ -324,7 +323,7 @@ def put_bytes(letter: bytes, data: bytes) -> bytes:
 def read_tape(folder: Path, mark: dict[str, Any]) -> bytes:
     """The part of the tape that belongs to a snapshot; Damaged if it is not as it was then."""
     try:
-        with open(folder / FOLDER / "tape", "rb") as file:
+        with open(folder / runfolder.SNAPSHOTS / "tape", "rb") as file:
             data = file.read(mark["bytes"])
     except OSError as error:
         raise Damaged(f"its tape cannot be read ({error.strerror})") from None
@@ -350,7 +349,7 @@ def _text(text: str) -> bytes:
     return varint(len(data)) + data
 
 
-def _tupled(value: Any) -> Any:
+def _tupled(value: object) -> Any:
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 

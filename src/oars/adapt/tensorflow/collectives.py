@@ -19,6 +19,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from oars.adapt.meet import OWN, PART, WHOLE, meet
+from oars.adapt.tensorflow import tapes
 from oars.engine.world import RankLost
 
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32
@@ -27,7 +28,7 @@ _turn: list[tf.Variable] = []  # changed before and after each message of a grap
 _last: Any = None  # the model that was called last, and whether it was cut
 
 
-def _variable(kept: list[tf.Variable], value: Any, name: str) -> tf.Variable:
+def _variable(kept: list[tf.Variable], value: object, name: str) -> tf.Variable:
     if not kept:
         with tf.init_scope(), tf.device("CPU:0"):  # not by tf.Variable: a function may make none in a later trace
             kept.append(ResourceVariable(value, trainable=False, dtype=tf.int32, name=name))
@@ -305,19 +306,19 @@ def repeated(rows: tf.Tensor) -> tf.Tensor:
     return tf.tile(rows, tf.concat([[_size()], tf.ones([tf.rank(rows) - 1], tf.int32)], 0))
 
 
-def now(args: Any, kwargs: Any) -> bool:
+def now(args: object, kwargs: object) -> bool:
     """Whether what is called runs now, and is not put into a graph."""
     return tf.executing_eagerly()
 
 
-def rows_of(x: Any) -> Any:
+def rows_of(x: object) -> Any:
     """Whether ``x`` is a tensor with rows, and how many where that is known (-1 where it is not)."""
     if not isinstance(x, tf.Tensor) or x.shape.rank in (None, 0) or x.dtype == tf.string:
         return None
     return -1 if x.shape[0] is None else int(x.shape[0])
 
 
-def constant(x: Any) -> Any:
+def constant(x: object) -> Any:
     """An array as a tensor; anything else as it is."""
     return tf.convert_to_tensor(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
 
@@ -336,27 +337,21 @@ def kept(model: Any) -> list[tuple[Any, Any]]:
 
 def recorded() -> bool:
     """Whether gradients may be asked for of what is called here: there are tapes, or it is a graph that will have."""
-    from oars.adapt.tensorflow import eager
-
-    return not tf.executing_eagerly() or eager.recording()
+    return not tf.executing_eagerly() or bool(tapes.recording)
 
 
 def on_tape() -> bool:
     """Whether a model is called in an eager loop with one tape."""
-    from oars.adapt.tensorflow import eager
-
-    return eager.on_tape()
+    return tf.executing_eagerly() and len(tapes.recording) == 1 and meet.world.survives
 
 
 def hidden_from_tape(model: Any) -> str:
     """Which gradient that a tape may be asked for would not be there if this model ran on own rows, or ``""``."""
-    from oars.adapt.tensorflow import eager
-
-    if eager.through_a_loop():
+    if tapes.through_a_loop():
         return "a gradient goes through a loop or a branch around it, in which nothing can be sent"
     given = {id(x) for x in getattr(model, "outputs", None) or ()}
     depths = getattr(model, "_nodes_by_depth", {}).values()
     used = (x for nodes in depths for node in nodes for x in node.input_tensors)
-    if eager.recording() and not meet.fitting and any(id(x) in given for x in used):  # as in Grad-CAM
+    if tapes.recording and not meet.fitting and any(id(x) in given for x in used):  # as in Grad-CAM
         return "one of its outputs is made of another, whose gradient may be asked for"
     return ""

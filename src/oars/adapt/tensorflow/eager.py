@@ -9,67 +9,22 @@ the other way (``wire.Share.gather``): where tapes are nested, calls go that way
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from oars.adapt.meet import PART, meet
-from oars.adapt.tensorflow import collectives
+from oars.adapt.tensorflow import collectives, tapes
 from oars.engine.world import RankLost
-
-_recording: list[Any] = []  # the script's tapes that record now
-_gradient = tf.GradientTape.gradient  # as TensorFlow has it
-
-
-def install() -> None:
-    """Patch GradientTape: know which of them record."""
-    push, pop = tf.GradientTape._push_tape, tf.GradientTape._pop_tape
-
-    @functools.wraps(push)
-    def pushed(self: Any) -> None:
-        push(self)
-        _recording.append(self)
-        self._oars_graph = tf.compat.v1.get_default_graph()
-
-    @functools.wraps(pop)
-    def popped(self: Any) -> None:
-        pop(self)
-        _recording.remove(self)
-
-    tf.GradientTape._push_tape, tf.GradientTape._pop_tape = pushed, popped
-
-
-def recording() -> bool:
-    """Whether a tape of the script records."""
-    return bool(_recording)
-
-
-def through_a_loop() -> bool:
-    """Whether a loop or a branch is being traced that was begun when a tape had begun to record."""
-    graph, inner = tf.compat.v1.get_default_graph(), []
-    while isinstance(graph, FuncGraph):
-        inner.append(graph)
-        if isinstance(graph, ControlFlowFuncGraph) and any(tape._oars_graph not in inner for tape in _recording):
-            return True
-        graph = graph.outer_graph
-    return False
-
-
-def on_tape() -> bool:
-    """Whether this is an eager loop with one tape."""
-    return tf.executing_eagerly() and len(_recording) == 1 and meet.world.survives
 
 
 class _Whole:
     """All rows, and no share of them."""
 
-    def cut(self, x: Any) -> Any:
+    def cut(self, x: object) -> Any:
         return x
 
     def __bool__(self) -> bool:
@@ -112,7 +67,7 @@ class Call:
             tape.watch(before)
             ins, outs = self.forward(_Whole(), tape)
         at = [i for i, g in enumerate(grads) if g is not None and outs[i].dtype.is_floating]
-        found = _gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
+        found = tapes.true_gradient(tape, [outs[i] for i in at], [*ins, *(given.get(id(v), v) for v in variables)],
                           [grads[i] for i in at])
         return found[: len(ins)], found[len(ins):]
 
@@ -144,7 +99,7 @@ class Call:
         at = [i for i, g in enumerate(grads) if g is not None and self.outs[i].dtype.is_floating]
         true = [collectives.total(grads[i]) / tf.cast(meet.size, grads[i].dtype) for i in at]  # (maybe the same)
         sources = [self.given.get(id(v), v) for v in variables]
-        found = _gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
+        found = tapes.true_gradient(self.tape, [self.outs[i] for i in at], [*self.ins, *sources],
                           [self.share.cut(g) for g in true])
         own, sums = found[: len(self.ins)], found[len(self.ins):]
         for i, g in enumerate(sums):
@@ -169,7 +124,7 @@ def _concat(rows: Any) -> Any:
 
 def call(model: Any, first: Any, inputs: list[Any], forward: Callable[[Any, Any], tuple[list, list]]) -> list[Any]:
     """The joined outputs of a call, flat; the script's tape sees one operation from ``inputs``, which are floats."""
-    (outer,) = _recording
+    (outer,) = tapes.recording
     wanted = taping.should_record_backprop(inputs) if inputs else False
 
     @tf.custom_gradient

@@ -7,7 +7,7 @@ gradients are asked for in it: then it is a step of training. Such traces are ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,44 +35,49 @@ def asks_for_gradients() -> None:
     _trains = True
 
 
-def install() -> None:
-    """Patch savers of functions, and the key by which TensorFlow knows a trace."""
-    from tensorflow.python.eager.polymorphic_function import function_context, polymorphic_function
-    from tensorflow.python.saved_model import save as saved_model
-
-    function = polymorphic_function.Function
-    save, context = saved_model.save_and_return_nodes, function_context.make_function_context
-    concrete, trace = function.get_concrete_function, function._get_concrete_function_garbage_collected
-
-    @functools.wraps(save)
-    def save_and_return_nodes(*args: Any, **kwargs: Any) -> Any:
+def save_and_return_nodes(inner: Callable[..., Any]) -> Any:
+    """Around what writes a SavedModel."""
+    @functools.wraps(inner)
+    def save(*args: object, **kwargs: object) -> Any:
         with _uncut():
-            return save(*args, **kwargs)
+            return inner(*args, **kwargs)
 
-    @functools.wraps(context)
-    def make_function_context(*args: Any, **kwargs: Any) -> Any:
-        made = context(*args, **kwargs)
+    return save
+
+
+def make_function_context(inner: Callable[..., Any]) -> Any:
+    """Around what makes the key by which TensorFlow knows a trace."""
+    @functools.wraps(inner)
+    def context(*args: object, **kwargs: object) -> Any:
+        made = inner(*args, **kwargs)
         return made._replace(context=(made.context, "whole")) if _whole else made
 
-    @functools.wraps(trace)
-    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = trace(self, *args, **kwargs)
+    return context
+
+
+def traced(inner: Callable[..., Any]) -> Any:
+    """Around what traces a ``tf.function``."""
+    @functools.wraps(inner)
+    def trace(self: Any, *args: object, **kwargs: object) -> Any:
+        made = inner(self, *args, **kwargs)
         if _whole:
             made.graph._oars_whole = True
         return made
 
-    @functools.wraps(concrete)
-    def get_concrete_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return trace
+
+
+def get_concrete_function(inner: Callable[..., Any]) -> Any:
+    """Around what gives a trace to the script, which may save or send it."""
+    @functools.wraps(inner)
+    def concrete(self: Any, *args: object, **kwargs: object) -> Any:
         global _trains
         if meet.inside:
-            return concrete(self, *args, **kwargs)
+            return inner(self, *args, **kwargs)
         _trains = False
         with _uncut():
-            made = concrete(self, *args, **kwargs)
+            made = inner(self, *args, **kwargs)
         made.graph._oars_trains = _trains or getattr(made.graph, "_oars_trains", False)
-        return concrete(self, *args, **kwargs) if made.graph._oars_trains else made
+        return inner(self, *args, **kwargs) if made.graph._oars_trains else made
 
-    saved_model.save_and_return_nodes = save_and_return_nodes
-    function_context.make_function_context = make_function_context
-    function._get_concrete_function_garbage_collected = traced
-    function.get_concrete_function = get_concrete_function
+    return concrete

@@ -6,12 +6,13 @@ So clipping, accumulation, loss scaling, logging and updates written by hand jus
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from oars.adapt.meet import meet
-from oars.adapt.tensorflow import collectives, eager, exported, recovery
+from oars.adapt.tensorflow import collectives, exported, recovery, tapes
 from oars.engine.world import RankLost
 
 
@@ -31,7 +32,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]
     dense = [i for i, g in enumerate(leaves) if g is not None and i not in sparse]
     of = tf.nest.flatten(sources)
-    weights = not eager.recording() and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
+    weights = not tapes.recording and all(isinstance(getattr(s, "_value", s), tf.Variable) for s in of)
     for i, mean in zip(dense, collectives.means([leaves[i] for i in dense], weights=weights), strict=True):
         leaves[i] = mean
     for i in sparse:
@@ -39,16 +40,14 @@ def exchanged(grads: Any, sources: Any) -> Any:
     return tf.nest.pack_sequence_as(grads, leaves)
 
 
-def install() -> None:
-    """Patch GradientTape.gradient, and tf.gradients, which works in functions."""
-    plain = tf.GradientTape.gradient
-
-    @functools.wraps(plain)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def gradient(inner: Callable[..., Any]) -> Any:
+    """Around ``GradientTape.gradient``."""
+    @functools.wraps(inner)
+    def gradient(self: Any, target: object, sources: Any, *args: object, **kwargs: object) -> Any:
         grads = None
         while True:
             try:
-                grads = plain(self, target, sources, *args, **kwargs) if grads is None else grads
+                grads = inner(self, target, sources, *args, **kwargs) if grads is None else grads
                 return exchanged(grads, sources)
             except (RankLost, tf.errors.OpError) as error:
                 if not meet.lost and not isinstance(error, RankLost):
@@ -58,20 +57,14 @@ def install() -> None:
                     raise
                 collectives.renew()
 
-    tf.GradientTape.gradient = gradient
-    for name in ("jacobian", "batch_jacobian"):
-        setattr(tf.GradientTape, name, _one_by_one(getattr(tf.GradientTape, name)))
-    from tensorflow.python.ops import gradients as inner
-
-    for module in (tf, tf.compat.v1, inner):
-        module.gradients = _exchanging(module.gradients)
+    return gradient
 
 
-def _one_by_one(plain: Any) -> Any:
+def one_by_one(plain: Callable[..., Any]) -> Any:
     """A Jacobian's gradients. TensorFlow takes them all at once, where no message can be sent: an eager loop's come
     from models that run whole (``eager``), a graph's are taken one after the other."""
     @functools.wraps(plain)
-    def jacobian(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def jacobian(self: Any, *args: object, **kwargs: object) -> Any:
         if not tf.executing_eagerly():
             return plain(self, *args, **{**kwargs, "parallel_iterations": 1, "experimental_use_pfor": False})
         meet.inside += 1
@@ -83,9 +76,10 @@ def _one_by_one(plain: Any) -> Any:
     return jacobian
 
 
-def _exchanging(plain: Any) -> Any:
+def exchanging(plain: Callable[..., Any]) -> Any:
+    """Around ``tf.gradients``, which works in functions."""
     @functools.wraps(plain)
-    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradients(ys: Any, xs: Any, *args: object, **kwargs: object) -> Any:
         return exchanged(plain(ys, xs, *args, **kwargs), xs)
 
     return gradients

@@ -170,22 +170,22 @@ class Reader(iterator_ops.OwnedIterator):
                 collectives.renew()
 
 
-def install() -> None:
-    """Patch ``iter`` of a dataset."""
-    dataset = dataset_ops.DatasetV2
-    plain, last = dataset.__iter__, list[Reader]()
+_last: list[Reader] = []
 
-    @functools.wraps(plain)
+
+def iter_(inner: Any) -> Any:
+    """Around ``iter`` of a dataset."""
+    @functools.wraps(inner)
     def iter_(self: Any) -> Any:
         if not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread():
-            return plain(self)
-        while last:
-            last.pop().begin()
+            return inner(self)
+        while _last:
+            _last.pop().begin()
         if self not in _known:
             _known[self] = None if meet.inside or not meet.leads else _pipeline(self)
         if _known[self] is None:
-            return plain(self)
-        last.append(Reader(self, *_known[self]))
-        return last[0]
+            return inner(self)
+        _last.append(Reader(self, *_known[self]))
+        return _last[0]
 
-    dataset.__iter__ = iter_
+    return iter_

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework.auto_control_deps_utils import RESOURCE_READ_OPS
 from tensorflow.python.ops.op_selector import UnliftableError
 
@@ -20,6 +21,7 @@ from oars.adapt.meet import meet
 from oars.adapt.tensorflow import collectives
 from oars.engine.world import RankLost
 
+_trace = polymorphic_function.Function.get_concrete_function  # as TensorFlow has it
 _guarded = False  # inside a step that is done again when it must be
 _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # function -> (traces, it talks, its variables)
 
@@ -51,30 +53,25 @@ def stop(what: str) -> None:
         _end(what, "put the step into a tf.function, or use fit")
 
 
-def install() -> None:
-    """Patch the call of a tf.function."""
-    from tensorflow.python.eager.polymorphic_function import polymorphic_function
-
-    function = polymorphic_function.Function
-    plain, trace = function.__call__, function.get_concrete_function
-
-    @functools.wraps(plain)
+def call(inner: Any) -> Any:
+    """Around the call of a ``tf.function``."""
+    @functools.wraps(inner)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             meet.unite()
         if (_guarded or meet.inside or not meet.world.survives or not tf.executing_eagerly()
                 or tf.config.functions_run_eagerly()):
-            return plain(self, *args, **kwargs)
+            return inner(self, *args, **kwargs)
         if not _looked_at(self)[0]:  # its first step may be the one that is lost
             with contextlib.suppress(UnliftableError):  # then it is traced when it runs
-                trace(self, *args, **kwargs)
+                _trace(self, *args, **kwargs)
         traces, talks, variables = _looked_at(self)
         if not talks:
-            return plain(self, *args, **kwargs)
+            return inner(self, *args, **kwargs)
 
         def step() -> Any:
             try:
-                return plain(self, *args, **kwargs)
+                return inner(self, *args, **kwargs)
             except tf.errors.OpError:
                 if meet.lost and any(isinstance(a, tf.data.Iterator) for a in tf.nest.flatten((args, kwargs))):
                     _end("a tf.function that takes batches from an iterator by itself", "give it the batch")
@@ -84,7 +81,7 @@ def install() -> None:
 
         return until_done(step, lambda: variables)
 
-    function.__call__ = call
+    return call
 
 
 def _looked_at(function: Any) -> tuple[int, bool, list[Any]]:

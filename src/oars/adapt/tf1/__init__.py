@@ -1,1 +1,20 @@
 """TensorFlow 1.x scripts on today's TensorFlow (``--tf1``): old names, sessions, graphs that are cut in stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
+
+
+def install(tf: Any, world: World | None, plan: Plan, record: Any) -> None:
+    """Give TensorFlow its behaviour of 2017 (``world`` is None on one rank: then only steps are counted)."""
+    from oars.adapt.meet import meet
+    from oars.adapt.tf1 import seams
+
+    if world is not None:
+        meet.start(world, plan, record)
+    seams.install(world is not None, record)

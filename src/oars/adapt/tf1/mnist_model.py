@@ -23,7 +23,7 @@ def inference(images: Any, hidden1_units: int, hidden2_units: int) -> Any:
     return _dense("softmax_linear", hidden2, hidden2_units, NUM_CLASSES)
 
 
-def _dense(name: str, x: Any, inputs: int, outputs: int) -> Any:
+def _dense(name: str, x: object, inputs: int, outputs: int) -> Any:
     with _v1.name_scope(name):
         start = _v1.truncated_normal([inputs, outputs], stddev=1 / math.sqrt(inputs))
         weights = _v1.Variable(start, name="weights")

@@ -14,9 +14,10 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+Name = tuple[Any, str, Any]  # where it stands, the name, what it is
 _BY_HAND = ("ClusterSpec", "Server", "replica_device_setter", "SyncReplicasOptimizer")
 _CELLS = ("BasicLSTMCell", "BasicRNNCell", "DeviceWrapper", "DropoutWrapper", "GRUCell", "LSTMCell", "LSTMStateTuple",
           "MultiRNNCell", "RNNCell", "ResidualWrapper")
@@ -29,38 +30,40 @@ _OLDER = {"mul": "multiply", "sub": "subtract", "neg": "negative", "pack": "stac
           "nn.seq2seq": "contrib.legacy_seq2seq"}
 
 
-def install(tf: Any) -> None:
-    """Give the module ``tensorflow`` the names of TensorFlow 1."""
+def given(tf: Any) -> Iterator[Name]:
+    """The names of TensorFlow 1 for the module ``tensorflow``, each to be put there before the next is asked for."""
     old, imported = tf.compat.v1, importlib.import_module("tensorflow.compat.v1")  # two modules with the same names
     # That these are not the future is no news to these scripts.
     warnings.filterwarnings("ignore", module=r"tensorflow\.python\.keras\.")
     for name in dir(old):
         if not name.startswith("__"):
-            setattr(tf, name, getattr(old, name))
+            yield tf, name, getattr(old, name)
     for name in _BY_HAND:
         for module in (old, imported):
-            setattr(module.train, name, _refused(name))
-    _give(_layers(), tf, old, imported)
-    _give(_cells("tensorflow.nn.rnn_cell"), old.nn, imported.nn)
-    _give(_Gone("tensorflow.estimator"), tf, old, imported)
+            yield module.train, name, _refused(name)
+    yield from _module(_layers(), tf, old, imported)
+    yield from _module(_cells("tensorflow.nn.rnn_cell"), old.nn, imported.nn)
+    yield from _module(_Gone("tensorflow.estimator"), tf, old, imported)
     contrib = _Gone("tensorflow.contrib")
-    _give(contrib, tf, old, imported)
+    yield from _module(contrib, tf, old, imported)
     for module in _contrib(old):
-        _give(module, sys.modules[module.__name__.rpartition(".")[0]])
-    _older(tf)
+        yield from _module(module, sys.modules[module.__name__.rpartition(".")[0]])
+    for before, now in _OLDER.items():
+        holder, _, name = before.rpartition(".")
+        yield operator.attrgetter(holder)(tf) if holder else tf, name, operator.attrgetter(now)(tf)
     sys.meta_path.insert(0, _Ends())
-    _give_mnist()
+    yield from _mnist()
 
 
-def _give(module: types.ModuleType, *holders: Any) -> None:
+def _module(module: types.ModuleType, *holders: Any) -> Iterator[Name]:
     """Make a module what its name says, imported or as an attribute of these."""
     sys.modules[module.__name__] = module
     for holder in holders:
-        setattr(holder, module.__name__.rpartition(".")[2], module)
+        yield holder, module.__name__.rpartition(".")[2], module
 
 
 def _refused(name: str) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         raise SystemExit(f"oars: tf.train.{name} is for processes started by hand: delete the lines with ClusterSpec, "
                          "Server and replica_device_setter, and let oars run -n start the ranks")
 
@@ -81,7 +84,7 @@ class _Gone(types.ModuleType):
 class _Ends:
     """Looks for modules before all others do: an import of what is gone ends the script too."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> None:
         if name.startswith(("tensorflow.contrib.", "tensorflow.estimator.")):
             _end(name)
 
@@ -97,20 +100,17 @@ def _layers() -> types.ModuleType:
     from oars.adapt.tf1 import normalization
 
     module = types.ModuleType("tensorflow.layers")
-    for name in dir(layers):
-        if not name.startswith("_"):
-            setattr(module, name, getattr(layers, name))
+    vars(module).update({name: getattr(layers, name) for name in dir(layers) if not name.startswith("_")})
     vars(module).update(BatchNormalization=normalization.BatchNormalization,
                         batch_normalization=normalization.batch_normalization)
     return module
 
 
-def _cells(name: str) -> types.ModuleType:
+def _cells(where: str) -> types.ModuleType:
     from tensorflow.python.ops import rnn_cell_impl
 
-    module = _Gone(name)
-    for cell in _CELLS:
-        setattr(module, cell, getattr(rnn_cell_impl, cell))
+    module = _Gone(where)
+    vars(module).update({cell: getattr(rnn_cell_impl, cell) for cell in _CELLS})
     return module
 
 
@@ -132,37 +132,36 @@ def _contrib(old: Any) -> Iterator[types.ModuleType]:
         yield module
 
 
-def _older(tf: Any) -> None:
-    """The names of before TensorFlow 1.0; arguments in the order of then, where none of them can be meant by it now."""
-    for before, now in _OLDER.items():
-        holder, _, name = before.rpartition(".")
-        setattr(operator.attrgetter(holder)(tf) if holder else tf, name, operator.attrgetter(now)(tf))
-    concat, split = tf.concat, tf.split
+# Arguments in the order of before TensorFlow 1.0, where none of them can be meant by it now.
 
-    @functools.wraps(concat)
-    def joined(values: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+
+def concat(inner: Callable[..., Any]) -> Any:
+    @functools.wraps(inner)
+    def joined(values: object, axis: Any = None, *args: object, **kwargs: object) -> Any:
         first = (axis, values) if isinstance(values, int) else (values, axis)
-        return concat(*first, *args, **kwargs)
+        return inner(*first, *args, **kwargs)
 
-    @functools.wraps(split)
-    def divided(value: Any, num_or_size_splits: Any = None, axis: Any = 0, *args: Any, **kwargs: Any) -> Any:
+    return joined
+
+
+def split(inner: Callable[..., Any]) -> Any:
+    @functools.wraps(inner)
+    def divided(value: object, num_or_size_splits: Any = None, axis: Any = 0, *args: object, **kwargs: object) -> Any:
         value, axis = (axis, value) if isinstance(value, int) else (value, axis)
-        return split(value, num_or_size_splits, axis, *args, **kwargs)
+        return inner(value, num_or_size_splits, axis, *args, **kwargs)
 
-    def by_place(plain: Any) -> Any:
-        @functools.wraps(plain)
-        def loss(*args: Any, **kwargs: Any) -> Any:
-            return plain(**dict(zip(("logits", "labels"), args, strict=False)), **kwargs)
-
-        return loss
-
-    tf.concat, tf.split = joined, divided
-    for name in ("softmax", "sparse_softmax", "sigmoid"):
-        name += "_cross_entropy_with_logits"
-        setattr(tf.nn, name, by_place(getattr(tf.nn, name)))
+    return divided
 
 
-def _give_mnist() -> None:
+def loss(inner: Callable[..., Any]) -> Any:
+    @functools.wraps(inner)
+    def loss(*args: object, **kwargs: object) -> Any:
+        return inner(**dict(zip(("logits", "labels"), args, strict=False)), **kwargs)
+
+    return loss
+
+
+def _mnist() -> Iterator[Name]:
     """``from tensorflow.examples.tutorials.mnist import input_data, mnist``."""
     from oars.adapt.tf1 import mnist, mnist_model
 
@@ -171,7 +170,7 @@ def _give_mnist() -> None:
         parent, name = sys.modules[name], f"{name}.{part}"
         module = types.ModuleType(name)
         module.__path__ = []
-        _give(module, parent)
+        yield from _module(module, parent)
     for part, ours in (("input_data", mnist), ("mnist", mnist_model)):
         sys.modules[f"{name}.{part}"] = ours
-        setattr(sys.modules[name], part, ours)
+        yield sys.modules[name], part, ours

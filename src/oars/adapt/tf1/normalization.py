@@ -23,7 +23,7 @@ class BatchNormalization(Layer):
                  beta_regularizer: Any = None, gamma_regularizer: Any = None, beta_constraint: Any = None,
                  gamma_constraint: Any = None, renorm: bool = False, renorm_clipping: Any = None,
                  renorm_momentum: float = 0.99, fused: bool | None = None, trainable: bool = True,
-                 virtual_batch_size: Any = None, adjustment: Any = None, name: Any = None, **kwargs: Any) -> None:
+                 virtual_batch_size: Any = None, adjustment: Any = None, name: Any = None, **kwargs: object) -> None:
         if renorm or virtual_batch_size or adjustment:
             raise SystemExit("oars: tf.layers.batch_normalization with renorm, virtual_batch_size or adjustment is not "
                              "in today's TensorFlow: leave them out, or write that part with tf.nn.moments")

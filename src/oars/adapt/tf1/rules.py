@@ -302,7 +302,7 @@ def _one_hot(cut: Any, op: Any, ins: list[Any]) -> Any:
     return None if op.get_attr("axis") == 0 else _by_row(cut, op, ins, "rwww")
 
 
-def _static(tensor: Any) -> Any:
+def _static(tensor: object) -> Any:
     import tensorflow as tf
 
     return tf.get_static_value(tensor)

@@ -8,14 +8,18 @@ step is done again (``recovery``); ``replay`` records a run and plays it again f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from oars import runfolder
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
-def install(world: Any, plan: Plan, record: Any) -> None:
+
+def install(world: World | None, plan: Plan, record: Any) -> None:
     """Take hold of PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
-    from oars.adapt.replay.snapshot_file import FOLDER, read
+    from oars.adapt.replay.snapshot_file import read
     from oars.adapt.torch import seams, step_log
     from oars.adapt.torch.context import ctx
 
@@ -52,4 +56,4 @@ def install(world: Any, plan: Plan, record: Any) -> None:
         if plan.joining:
             ctx.snapshots.play(plan.joining, [])
         elif plan.resume:
-            ctx.snapshots.play(*read(record.folder / FOLDER / plan.resume))
+            ctx.snapshots.play(*read(record.folder / runfolder.SNAPSHOTS / plan.resume))

@@ -42,7 +42,7 @@ def put_off() -> None:
                 patching.put(kind, "step", _unless_compiled(step))
 
 
-def _made_in(function: Any, module: str) -> bool:
+def _made_in(function: Callable[..., Any], module: str) -> bool:
     """Whether a decorator of this module has made the function of another."""
     return isinstance(function, FunctionType) and hasattr(function, "__wrapped__") and (
         function.__globals__["__name__"] == module)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed.distributed_c10d as groups
@@ -22,20 +23,20 @@ _LINE = ("torch.distributed is for processes started by hand or by torchrun: del
          "DistributedDataParallel, DistributedSampler and spawn, and let oars run -n start the ranks")
 
 
-def rendezvous(inner: Any) -> Any:
+def rendezvous(inner: Callable[..., Any]) -> Any:
     """Around where process groups meet."""
     @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         ctx.record.notice(_LINE)
         return inner(*args, **kwargs)
 
     return call
 
 
-def spawn(inner: Any) -> Any:
+def spawn(inner: Callable[..., Any]) -> Any:
     """Around ``torch.multiprocessing.spawn``."""
     @functools.wraps(inner)
-    def call(fn: Any, args: tuple = (), *how: Any, **named: Any) -> Any:
+    def call(fn: Callable[..., Any], args: tuple = (), *how: Any, **named: Any) -> Any:
         try:
             return inner(_child, (fn, args), *how, **named)
         except processes.ProcessExitedException as end:
@@ -46,6 +47,6 @@ def spawn(inner: Any) -> Any:
     return call
 
 
-def _child(number: int, fn: Any, args: tuple) -> None:
+def _child(number: int, fn: Callable[..., Any], args: tuple) -> None:
     with replaced(groups, rendezvous=lambda *args, **kwargs: sys.exit(_ASKED)):
         fn(number, *args)

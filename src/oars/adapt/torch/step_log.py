@@ -9,14 +9,15 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
-import json
 import os
+from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from oars import runfolder
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.adapt.torch.recovery import lineage
@@ -46,7 +47,7 @@ def begin() -> None:
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def before_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook before every optimizer's step."""
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
@@ -55,7 +56,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         lineage.before_step(ctx.number(optimizer))
 
 
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def after_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook behind every optimizer's step."""
     ctx.record.times.mark("update")
     loss = _loss
@@ -90,11 +91,11 @@ def add_param_group(inner: Any) -> Any:
     return add
 
 
-def _timed(inner: Any, before: str, phase: str) -> Any:
+def _timed(inner: Callable[..., Any], before: str, phase: str) -> Any:
     times = ctx.record.times
 
     @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if times.inside:
             return inner(*args, **kwargs)
         times.mark(before)
@@ -108,21 +109,21 @@ def _timed(inner: Any, before: str, phase: str) -> Any:
     return call
 
 
-def timed_next(inner: Any) -> Any:
+def timed_next(inner: Callable[..., Any]) -> Any:
     """Around a loader's ``__next__``: the clock is told."""
     return _timed(inner, "other", "data")
 
 
-def timed_backward(inner: Any) -> Any:
+def timed_backward(inner: Callable[..., Any]) -> Any:
     """Around ``backward``: the clock is told."""
     return _timed(inner, "forward", "backward")
 
 
-def step_unless_lost(inner: Any) -> Any:
+def step_unless_lost(inner: Callable[..., Any]) -> Any:
     """Around a step with its hooks: one whose gradients were lost with a rank, and could not be computed again, is left
     out."""
     @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if ctx.gradients.passing_over:
             ctx.gradients.passing_over = False
             return None
@@ -131,9 +132,9 @@ def step_unless_lost(inner: Any) -> Any:
     return call
 
 
-def noting_backward(inner: Any) -> Any:
+def noting_backward(inner: Callable[..., Any]) -> Any:
     """Around ``backward`` on one rank: nothing is changed, the loss is noted."""
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(tensors: Any, *args: object, **kwargs: object) -> None:
         global _loss
         inner(tensors, *args, **kwargs)
         if isinstance(tensors, torch.Tensor) and tensors.dim() == 0:
@@ -142,7 +143,7 @@ def noting_backward(inner: Any) -> Any:
     return backward
 
 
-def noting_next(inner: Any) -> Any:
+def noting_next(inner: Callable[..., Any]) -> Any:
     """Around a loader's ``__next__`` on one rank: the size of each batch is noted."""
     def next_(self: Any) -> Any:
         data = inner(self)
@@ -206,12 +207,8 @@ def write_ledger() -> None:
     lines = []
     for iteration, batch, indices in ctx.handed:
         first, rows = own(offsets_of(len(indices)))
-        mine = indices[first : first + rows]
-        lines.append(json.dumps({"iteration": iteration, "batch": batch, "of": len(indices), "era": ctx.era,
-                                 "samples": [int(i) for i in mine]}) + "\n")
-    fd = os.open(ctx.record.folder / f"ledger-{_name()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.write(fd, "".join(lines).encode())
-    os.close(fd)
+        lines.append((iteration, batch, len(indices), ctx.era, indices[first : first + rows]))
+    ctx.record.write_ledger(_name(), lines)
 
 
 def _name() -> int:
@@ -225,7 +222,7 @@ def _leave_weights() -> None:
 
     arrays = [p.detach().float().cpu().numpy() for p in _kept]
     if ctx.record.voice:
-        np.savez(ctx.record.folder / "weights.npz", *arrays)
+        np.savez(ctx.record.folder / runfolder.WEIGHTS, *arrays)
     digest(arrays)
 
 
@@ -234,7 +231,7 @@ def digest(arrays: Any = None) -> None:
     ctx.separate = False  # also if the run has failed: weights are read as they are
     arrays = arrays if arrays is not None else [p.detach().float().cpu().numpy() for p in _kept]
     whole = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    path = ctx.record.folder / f"weights-digest-{_name()}.txt"
+    path = ctx.record.folder / runfolder.weights_digest(_name())
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, whole.encode())
     os.close(fd)

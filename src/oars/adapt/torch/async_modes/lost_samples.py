@@ -9,8 +9,6 @@ one that the script reads in a thread.
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any
 
 import torch
@@ -114,13 +112,9 @@ class Owed:
         """All ranks' work since the last average is in everybody's weights now."""
         self._gone.clear()
         if loaders._LEDGER and self._since:
-            lines = [json.dumps({"iteration": b.place[0], "batch": b.place[1], "of": len(b.indices), "era": b.era,
-                                 "samples": [int(s) for part in b.samples.values() for s in part]}) + "\n"
-                     for b in self._since]
-            name = ctx.record.folder / f"ledger-{ctx.world.origin}.jsonl"
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.write(fd, "".join(lines).encode())
-            os.close(fd)
+            ctx.record.write_ledger(ctx.world.origin, [
+                (*b.place, len(b.indices), b.era, [s for part in b.samples.values() for s in part])
+                for b in self._since])
         self._since.clear()
         self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
 

@@ -416,9 +416,9 @@ def _outermost() -> bool:
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
-def module_call(inner: Any) -> Any:
+def module_call(inner: Callable[..., Any]) -> Any:
     """Around a module's call: is this training, or evaluation?"""
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: nn.Module, *args: object, **kwargs: object) -> Any:
         if _outermost():
             ctx.phases.turn(self, tree_leaves((args, kwargs)))
         return inner(self, *args, **kwargs)
@@ -430,7 +430,7 @@ def meets_at(place: int) -> Callable[[Callable], Callable]:
     """A layer around what ranks meet for: reads of weights, the beginning of a loader."""
     def layer(inner: Callable) -> Callable:
         @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             phases = ctx.phases
             if not _outermost():
                 return inner(*args, **kwargs)
@@ -452,7 +452,7 @@ def meets_at(place: int) -> Callable[[Callable], Callable]:
     return layer
 
 
-def iter_next(inner: Any) -> Any:
+def iter_next(inner: Callable[..., Any]) -> Any:
     """Around a loader's ``__next__``: ranks meet where its pass ends."""
     @functools.wraps(inner)
     def next_(self: Any) -> Any:
@@ -466,7 +466,7 @@ def iter_next(inner: Any) -> Any:
     return next_
 
 
-def add_param_group(inner: Any) -> Any:
+def add_param_group(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.add_param_group``: every optimizer has rounds of its own."""
     def add(self: Optimizer, group: dict) -> None:
         phases = ctx.phases
@@ -484,11 +484,11 @@ def add_param_group(inner: Any) -> Any:
     return add
 
 
-def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """A hook before every optimizer's step."""
     ctx.phases.steps(optimizer)
 
 
-def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """A hook behind every optimizer's step."""
     ctx.phases.stepped(optimizer)

@@ -114,7 +114,7 @@ def loaded(data: bytes) -> Any:
     return _load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def dumped(value: Any) -> np.ndarray:
+def dumped(value: object) -> np.ndarray:
     """The bytes of something with tensors in it."""
     file = io.BytesIO()
     _save(value, file)

@@ -315,7 +315,7 @@ def push(step: Any) -> Any:
     return call
 
 
-def _like(value: Any, tensor: torch.Tensor) -> bool:
+def _like(value: object, tensor: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == tensor.shape
 
 

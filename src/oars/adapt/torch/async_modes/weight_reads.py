@@ -42,7 +42,7 @@ class Storages:
 def of_tensor(inner: Callable) -> Callable:
     """Around what reads a tensor's values: ranks meet before weights are read."""
     @functools.wraps(inner)
-    def read(*args: Any, **kwargs: Any) -> Any:
+    def read(*args: object, **kwargs: object) -> Any:
         if ctx.separate and args and ctx.phases.storages.hold(args[0]):
             ctx.phases.read()
         return inner(*args, **kwargs)
@@ -53,7 +53,7 @@ def of_tensor(inner: Callable) -> Callable:
 def of_modules(inner: Callable) -> Callable:
     """Around what copies a module's weights."""
     @functools.wraps(inner)
-    def read(*args: Any, **kwargs: Any) -> Any:
+    def read(*args: object, **kwargs: object) -> Any:
         if ctx.separate and args and isinstance(args[0], nn.Module):
             ctx.phases.read()
         return inner(*args, **kwargs)

@@ -296,7 +296,7 @@ def _wait(entry: Entry, results: list) -> None:
         waiting.append((entry, {place: perform(_without_graph, None, (leaf,), {}) for place, leaf in given.items()}))
 
 
-def _without_graph(func: Any, args: tuple, kwargs: dict) -> Rows:
+def _without_graph(func: Callable[..., Any], args: tuple, kwargs: dict) -> Rows:
     (rows,) = args
     return Rows(rows.local.detach(), rows.offsets, rows.dim_)
 

@@ -23,7 +23,7 @@ _names: dict[Any, str] = {}
 _tensors: dict[Any, tuple] = {}
 
 
-def describe(value: Any) -> tuple:
+def describe(value: object) -> tuple:
     """The kind of a batch or a result."""
     if type(value) is torch.Tensor:
         key = (value.shape, value.dtype, value.device, value.requires_grad)
@@ -51,7 +51,7 @@ def describe(value: Any) -> tuple:
     return ("?", *(map(describe, parts) if parts is not None else ()))
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     name = _names.get(thing)
     if name is None:
         name = _names[thing] = str(thing).removeprefix("torch.")

@@ -23,16 +23,16 @@ import signal
 import socket
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from oars import runfolder
 from oars.adapt.files.copying import copy_contents
 from oars.adapt.python import random as random_
 from oars.adapt.replay import rewind, snapshot_file
 from oars.adapt.replay.streams import streams
-from oars.adapt.replay.tape import FOLDER, GROW, GROWING, GROWN, Diverged, read_tape, tape
+from oars.adapt.replay.tape import Diverged, read_tape, tape
 from oars.adapt.torch.batches import loaders
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.model import call, custom_functions
@@ -70,13 +70,13 @@ class Growth:
             over(failed=why)
             self.launch = None
             return ""
-        return MEET if all(_there(f"ready-{r}") for r in self.new) else ""
+        return MEET if all(_there(runfolder.ready(r)) for r in self.new) else ""
 
     def _requested(self) -> bool:
         folder = ctx.record.folder
         try:
-            os.rename(folder / GROW, folder / GROWING)
-            asked = json.loads((folder / GROWING).read_text())
+            os.rename(folder / runfolder.GROW, folder / runfolder.GROWING)
+            asked = json.loads((folder / runfolder.GROWING).read_text())
         except (OSError, ValueError):
             return False
         self._count = asked["more"] if "more" in asked else asked["total"] - ctx.size
@@ -104,16 +104,16 @@ class Growth:
             over(failed=str(error))
             return
         self.new, self.since = range(first, first + self._count), time.time()
-        _put(GROWING, {"first": first, "count": self._count, "voice": ctx.world.origin, "at": kind, "steps": steps,
-                       "tape": mark[0], "files": rewind.standing()})
+        _put(runfolder.GROWING, {"first": first, "count": self._count, "voice": ctx.world.origin, "at": kind,
+                                 "steps": steps, "tape": mark[0], "files": rewind.standing()})
         self.launch = joining.Launch([*ctx.world.command, str(first)], self._count, ctx.plan.cwd)
 
     def _trouble(self, within: float) -> str:
         """Why the new ranks will not come, or ``""``."""
         assert self.launch is not None
         for rank in self.new:
-            if _there(f"stayed-{rank}"):
-                return json.loads((ctx.record.folder / f"stayed-{rank}").read_text())
+            if _there(runfolder.stayed(rank)):
+                return json.loads((ctx.record.folder / runfolder.stayed(rank)).read_text())
             pid = _pid(rank)
             if pid is not None and not _lives(pid):
                 return f"rank {rank} died while it was starting"
@@ -156,27 +156,27 @@ class Growth:
         """The first rank: until all are there, or one never will be."""
         if self.launch is None or not snapshot or "port" in self._answer:
             return
-        told = json.loads((ctx.record.folder / GROWING).read_text())
-        _put(GROWING, {**told, "snapshot": snapshot})
+        told = json.loads((ctx.record.folder / runfolder.GROWING).read_text())
+        _put(runfolder.GROWING, {**told, "snapshot": snapshot})
         self.since = time.time()
-        while not all(_there(f"there-{r}") for r in self.new):
+        while not all(_there(runfolder.there(r)) for r in self.new):
             if why := self._trouble(ARRIVES_WITHIN):
                 self._answer = {"failed": why}
                 return
             time.sleep(LOOK_EVERY)
         self._answer = {"port": joining.open_port()}
-        _put(GROWING, {**told, "snapshot": snapshot, **self._answer})
+        _put(runfolder.GROWING, {**told, "snapshot": snapshot, **self._answer})
 
 
 def over(**answer: Any) -> None:
     """The first rank: growing has come to its end, good or not; of what was started for nothing, nothing stays."""
     folder = ctx.record.folder
     try:
-        told = json.loads((folder / GROWING).read_text())
-        os.unlink(folder / GROWING)
+        told = json.loads((folder / runfolder.GROWING).read_text())
+        os.unlink(folder / runfolder.GROWING)
     except (OSError, ValueError):
         return
-    _put(GROWN, answer)
+    _put(runfolder.GROWN, answer)
     if "failed" not in answer:
         return
     for rank in range(told.get("first", 0), told.get("first", 0) + told.get("count", 0)):
@@ -191,7 +191,7 @@ def over(**answer: Any) -> None:
 def _pid(rank: int) -> int | None:
     """A new rank's process, where it is on this host and has begun."""
     try:
-        host, pid = json.loads((ctx.record.folder / f"born-{rank}").read_text())
+        host, pid = json.loads((ctx.record.folder / runfolder.born(rank)).read_text())
     except (OSError, ValueError):
         return None
     return pid if host == socket.gethostname() else None
@@ -234,9 +234,9 @@ def _all_here() -> None:
 
 def further() -> tuple[dict[str, Any], list]:
     """This rank has played all that there was when it was started: wait until the others wait, and play on."""
-    _put(f"ready-{ctx.world.origin}", {})
+    _put(runfolder.ready(ctx.world.origin), {})
     folder = ctx.record.folder
-    header, blobs = snapshot_file.read(folder / FOLDER / _told("snapshot"))
+    header, blobs = snapshot_file.read(folder / runfolder.SNAPSHOTS / _told("snapshot"))
     tape.play_on(read_tape(folder, header["tape"]))
     return header, blobs
 
@@ -253,10 +253,10 @@ def join(header: dict[str, Any], gradients: Any) -> None:
     _write_as_the_voice_did(_told("voice"))
     rewind.join(header["files"])
     ctx.record.go_on_from(told["record"])
-    _put(f"there-{world.origin}", {})
+    _put(runfolder.there(world.origin), {})
     if not joining.join(world, _told("port")):
         posix._exit(0)  # the system's own: the script's is watched
-    _put(f"joined-{world.origin}", {})
+    _put(runfolder.joined(world.origin), {})
     _all_here()
     variables = state.Walk().variables
     for name, dim in header["state"]["rows"].items():
@@ -268,7 +268,7 @@ def join(header: dict[str, Any], gradients: Any) -> None:
 
 def _told(key: str) -> Any:
     """What the first rank says, once it does; when it has given up this rank ends."""
-    path = ctx.record.folder / GROWING
+    path = ctx.record.folder / runfolder.GROWING
     while True:
         try:
             told = json.loads(path.read_text())
@@ -284,7 +284,7 @@ def _told(key: str) -> Any:
 def _write_as_the_voice_did(voice: int) -> None:
     """All ranks' output files hold the same lines, should this one have to speak; ours were not written."""
     folder = ctx.record.folder
-    for name in (f"rank-{voice}.log", f"rank-{voice}.err"):
+    for name in (runfolder.log(voice), runfolder.err(voice)):
         try:
             source = os.open(folder / name, os.O_RDONLY)
         except OSError:
@@ -301,8 +301,5 @@ def _there(name: str) -> bool:
     return (ctx.record.folder / name).exists()
 
 
-def _put(name: str, value: Any) -> None:
-    folder: Path = ctx.record.folder
-    part = folder / f".{name}.part"
-    part.write_text(json.dumps(value))
-    os.replace(part, folder / name)
+def _put(name: str, value: object) -> None:
+    runfolder.put(ctx.record.folder / name, json.dumps(value))

@@ -13,6 +13,7 @@ When the snapshot's place is reached, the values that the snapshot has of the sc
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,12 +54,13 @@ class StandIn(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(cls, func: Callable[..., Any], types: object, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
         return handle(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-            cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            cls, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         if tape.playing:  # code that goes around PyTorch's overrides
             return _worked_out(func, args, kwargs or {})
         return func(*mapped(_filled, args), **mapped(_filled, kwargs or {}))
@@ -136,7 +138,7 @@ def fill(x: Any, value: torch.Tensor) -> bool:
     return True
 
 
-def value_of(x: Any) -> Any:
+def value_of(x: object) -> Any:
     """What a stand-in that has got its values stands for."""
     return x.value if isinstance(x, StandIn) and x.value is not None else x
 
@@ -152,7 +154,8 @@ def _no_graph(grad: torch.Tensor) -> None:
 class Playing(TorchFunctionMode):
     """Sends operations on stale tensors the way of stand-ins; after the snapshot's place, refuses them."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: object, args: tuple = (),
+                           kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if stale and not tape.busy and any(map(is_tainted, _tensors(args, kwargs))):
             return handle(func, args, kwargs)
@@ -208,7 +211,7 @@ def _overwrites(name: str, args: tuple, kwargs: dict) -> bool:
             and not any(map(is_tainted, _tensors(args[1:], kwargs))))
 
 
-def _in_place(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+def _in_place(func: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> Any:
     x = args[0]
     if name in _DRAWING:
         _worked_out(func, args, kwargs)  # for what it draws
@@ -217,7 +220,7 @@ def _in_place(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     return None if name == "__setitem__" else x
 
 
-def _worked_out(func: Any, args: tuple, kwargs: dict) -> Any:
+def _worked_out(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """What comes out, in shapes."""
     name = getattr(func, "__name__", str(func))
     tensors = _tensors(args, kwargs)
@@ -247,7 +250,7 @@ def _worked_out(func: Any, args: tuple, kwargs: dict) -> Any:
     return mapped(lambda o: _wrapped(o, device, grad), out)
 
 
-def _run(func: Any, args: tuple, kwargs: dict, real: bool) -> Any:
+def _run(func: Callable[..., Any], args: tuple, kwargs: dict, real: bool) -> Any:
     if not real and "device" in kwargs:
         kwargs = {**kwargs, "device": "meta"}
     change = _held if real else _meta
@@ -294,7 +297,7 @@ def _meta(x: Any) -> Any:
 # ---- what is not worked out by shapes -------------------------------------------------------------------------------
 
 
-def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
+def _attribute(kind: str, name: str, func: Callable[..., Any], args: tuple) -> Any:
     x = args[0]
     if name in ("data", "T", "mT", "H", "mH", "real", "imag") and is_tainted(x):
         if not tape.playing:
@@ -308,12 +311,12 @@ def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
         return func(*args)
 
 
-def _afterwards(func: Any, args: tuple, kwargs: dict) -> Any:
+def _afterwards(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The snapshot's place is behind us."""
     return func(*mapped(_filled, args), **mapped(_filled, kwargs))
 
 
-def _filled(x: Any) -> Any:
+def _filled(x: object) -> Any:
     if isinstance(x, StandIn) and x.value is not None:
         return x.value
     if is_tainted(x):
@@ -322,7 +325,7 @@ def _filled(x: Any) -> Any:
     return x
 
 
-def _moved(func: Any, args: tuple, kwargs: dict) -> Any:
+def _moved(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """``to``, ``cpu``, ``cuda``: dtype and device as they come."""
     x = args[0]
     with _RAW():
@@ -340,7 +343,7 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Any:
     return StandIn(tuple(x.shape), dtype, device, requires_grad and torch.is_grad_enabled())
 
 
-def _copied(func: Any, args: tuple, kwargs: dict) -> Any:
+def _copied(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A stale tensor is copied as it is, so that copies of models stay models."""
     tape.busy += 1
     try:
@@ -351,13 +354,13 @@ def _copied(func: Any, args: tuple, kwargs: dict) -> Any:
     return made
 
 
-def _handle(func: Any, args: tuple, kwargs: dict) -> Any:
+def _handle(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     from torch.utils.hooks import RemovableHandle
 
     return RemovableHandle({})
 
 
-def _pass(func: Any, args: tuple, kwargs: dict) -> Any:
+def _pass(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     with _RAW():
         return func(*args, **kwargs)
 

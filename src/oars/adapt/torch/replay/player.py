@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -87,7 +87,7 @@ def step(optimizer: Any, closure: Any) -> Any:
     return out
 
 
-def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+def grad(outputs: Any, inputs: Any, *args: object, **kwargs: object) -> Any:
     """``torch.autograd.grad``'s result."""
     wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     return tuple(like(x, requires_grad=bool(kwargs.get("create_graph"))) for x in wanted)
@@ -115,7 +115,7 @@ class _Grad:
             with torch._C.DisableTorchFunction():
                 _slot.__set__(tensor, None if isinstance(value, StandIn) else value)
 
-    def __delete__(self, tensor: Any) -> None:
+    def __delete__(self, tensor: object) -> None:
         self.__set__(tensor, None)
 
 
@@ -138,7 +138,7 @@ def lost_workers(loader: DataLoader) -> bool:
     return loader in _persistent and loader._iterator is None
 
 
-def unnumbered(inner: Any, iterator: Any) -> Any:
+def unnumbered(inner: Callable[..., Any], iterator: Any) -> Any:
     """A batch of an iterable dataset: it must be read to get past it."""
     def read() -> Any:
         try:
@@ -155,7 +155,7 @@ def unnumbered(inner: Any, iterator: Any) -> Any:
     if data is StopIteration or not describe.same(describe.describe(data), kind):
         raise Diverged(f"the loader at {site()} gives other batches than the first time")
     streams.play()
-    progress.last_batch = data
+    progress.next_batch(data)
     return data
 
 
@@ -240,7 +240,7 @@ class Batches:
         if tape.skips:
             data = describe.build(kind, _moulds.get(self._loader))
         streams.play()
-        progress.last_batch = data
+        progress.next_batch(data)
         return data
 
     def _read(self, parts: list) -> Any:

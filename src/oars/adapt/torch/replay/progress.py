@@ -26,11 +26,31 @@ class Progress:
         self.passed_over = False  # the step under way was left out
         self._counts = dict.fromkeys(("modules", *self.made), 0)
 
-    def number(self, of: WeakKeyDictionary, thing: Any, kind: str) -> None:
+    def number(self, of: WeakKeyDictionary, thing: object, kind: str) -> None:
         """Give ``thing`` its number, once."""
         if thing not in of:
             of[thing] = self._counts[kind]
             self._counts[kind] += 1
+
+    def next_batch(self, batch: Any) -> None:
+        """This batch is handed to the script; None: one is being fetched."""
+        self.last_batch = batch
+
+    def goes_back(self) -> None:
+        """The script calls ``backward``."""
+        self.backwards += 1
+
+    def leave_out(self, step: bool) -> None:
+        """Whether the step under way is left out, as far as is known."""
+        self.passed_over = step
+
+    def enter_step(self) -> None:
+        """A step begins, or something that steps are part of."""
+        self.in_step += 1
+
+    def leave_step(self) -> None:
+        """It is done."""
+        self.in_step -= 1
 
     def in_last_batch(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor belongs to the batch that was handed out last."""

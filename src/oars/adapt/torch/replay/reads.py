@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def array(read: Any) -> Any:
     return call
 
 
-def _agree(value: Any, told: Any) -> bool:
+def _agree(value: object, told: Any) -> bool:
     """Equal, but for rounding."""
     if isinstance(value, float) and isinstance(told, float):
         return abs(value - told) <= 1e-3 * max(1.0, abs(told)) or repr(value) == repr(told)
@@ -108,7 +109,7 @@ def unseen(show: Any) -> Any:
     return call
 
 
-def format_(plain: Any) -> Any:
+def format_(plain: Callable[..., Any]) -> Any:
     """Around ``Tensor.__format__``."""
     @functools.wraps(plain)
     def call(self: Any, spec: str) -> str:

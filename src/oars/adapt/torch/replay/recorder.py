@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ _main = threading.main_thread()
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
-def module_call(inner: Any) -> Any:
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def module_call(inner: Callable[..., Any]) -> Any:
+    def call(self: nn.Module, *args: object, **kwargs: object) -> Any:
         # ``ctx.busy``: rows that were lost with a rank are being made again.
         if tape.busy or ctx.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
             return inner(self, *args, **kwargs)
@@ -39,9 +40,9 @@ def module_call(inner: Any) -> Any:
     return call
 
 
-def call_of_one_rank(inner: Any) -> Any:
+def call_of_one_rank(inner: Callable[..., Any]) -> Any:
     """The same for one rank, where ``inner`` is PyTorch's own: modules inside models pay nothing."""
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: nn.Module, *args: object, **kwargs: object) -> Any:
         if tape.busy or torch.compiler.is_compiling() or threading.current_thread() is not _main:
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
@@ -75,10 +76,10 @@ def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-def compile_(inner: Any) -> Any:
+def compile_(inner: Callable[..., Any]) -> Any:
     """``torch.compile`` of a function: its calls are passed over like a model's."""
     @functools.wraps(inner)
-    def compile_(model: Any = None, **kwargs: Any) -> Any:
+    def compile_(model: Any = None, **kwargs: object) -> Any:
         if model is None:
             return lambda f: compile_(f, **kwargs)
         compiled = inner(model, **kwargs)
@@ -87,9 +88,9 @@ def compile_(inner: Any) -> Any:
     return compile_
 
 
-def passed_over(function: Any) -> Any:
+def passed_over(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if tape.busy or ctx.busy or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         return _region(function, call, args, kwargs)
@@ -97,10 +98,10 @@ def passed_over(function: Any) -> Any:
     return call
 
 
-def jit_trace(inner: Any) -> Any:
+def jit_trace(inner: Callable[..., Any]) -> Any:
     """``torch.jit.trace``: done for real when it is played too. What it makes shares its weights with the model."""
     @functools.wraps(inner)
-    def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def trace(func: Callable[..., Any], example_inputs: Any = None, *args: object, **kwargs: object) -> Any:
         if tape.playing and not tape.busy:
             example_inputs = placeholder.mapped(placeholder._held, example_inputs)
         tape.busy += 1
@@ -112,7 +113,7 @@ def jit_trace(inner: Any) -> Any:
     return trace
 
 
-def transform(inner: Any) -> Any:
+def transform(inner: Callable[..., Any]) -> Any:
     """``torch.func.vmap`` and the like: what they make of a function is called like a model."""
     return functools.wraps(inner)(lambda *args, **kwargs: passed_over(inner(*args, **kwargs)))
 
@@ -120,7 +121,7 @@ def transform(inner: Any) -> Any:
 # ---- loaders --------------------------------------------------------------------------------------------------------
 
 
-def loader_iter(inner: Any) -> Any:
+def loader_iter(inner: Callable[..., Any]) -> Any:
     def begin(self: DataLoader) -> Any:
         if tape.busy:
             return inner(self)
@@ -152,7 +153,7 @@ def iter_next(inner: Any) -> Any:
         if tape.busy or threading.current_thread() is not threading.main_thread():  # a thread reads ahead of the script
             return inner(self)
         ctx.snapshots.boundary("b")
-        progress.last_batch = None
+        progress.next_batch(None)
         if tape.playing:
             return player.unnumbered(inner, self)
         tape.busy += 1
@@ -168,7 +169,7 @@ def iter_next(inner: Any) -> Any:
         tape.put_kind(b"b", describe.describe(data))
         if reads:
             streams.leave()
-        progress.last_batch = data
+        progress.next_batch(data)
         return data
 
     return next_
@@ -177,12 +178,12 @@ def iter_next(inner: Any) -> Any:
 # ---- backward and steps ---------------------------------------------------------------------------------------------
 
 
-def backward(inner: Any) -> Any:
+def backward(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def backward(*args: object, **kwargs: object) -> Any:
         if tape.busy:
             return inner(*args, **kwargs)
-        progress.backwards += 1
+        progress.goes_back()
         if tape.skips:
             return None
         tape.busy += 1  # hooks of the script's may read values in there
@@ -194,9 +195,9 @@ def backward(inner: Any) -> Any:
     return backward
 
 
-def grad(inner: Any) -> Any:
+def grad(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def grad(*args: object, **kwargs: object) -> Any:
         if tape.busy:
             return inner(*args, **kwargs)
         if tape.skips:
@@ -213,15 +214,15 @@ def grad(inner: Any) -> Any:
 def step(step: Any) -> Any:
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        progress.passed_over = False
+        progress.leave_out(False)
         if tape.busy:
             return step(self, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
-        progress.in_step += 1
+        progress.enter_step()
         try:
             out = player.step(self, closure) if tape.playing else _recorded_step(step, self, closure, args, kwargs)
         finally:
-            progress.in_step -= 1
+            progress.leave_step()
         progress.at_step[self] = progress.backwards
         ctx.snapshots.made_step(self)
         return out
@@ -252,7 +253,7 @@ def step_and_hooks(step: Any) -> Any:
     """Around all that belongs to a step, the hooks on it too."""
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        progress.passed_over = isinstance(self, Optimizer)
+        progress.leave_out(isinstance(self, Optimizer))
         out = step(self, *args, **kwargs)
         if tape.busy:
             return out
@@ -270,11 +271,11 @@ def scaler_step(scaler_step: Any) -> Any:
     """A step by a GradScaler is over with the scaler's update: until then it holds what it found."""
     @functools.wraps(scaler_step)
     def call(*args: Any, **kwargs: Any) -> Any:
-        progress.in_step += 1
+        progress.enter_step()
         try:
             return scaler_step(*args, **kwargs)
         finally:
-            progress.in_step -= 1
+            progress.leave_step()
 
     return call
 

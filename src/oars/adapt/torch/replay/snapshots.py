@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
+from oars import runfolder
 from oars.adapt.replay import rewind, snapshot_file
-from oars.adapt.replay.snapshot_file import FOLDER, Refused
+from oars.adapt.replay.snapshot_file import Refused
 from oars.adapt.replay.streams import streams
-from oars.adapt.replay.tape import DONE, REQUEST, RESUMED, Diverged, tape
+from oars.adapt.replay.tape import Diverged, tape
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import join, placeholder, player
 from oars.adapt.torch.replay import state as capture
@@ -104,7 +105,7 @@ class Snapshots:
         capture.remember()
         if ctx.record.voice:
             try:
-                (ctx.record.folder / FOLDER).mkdir(exist_ok=True)
+                (ctx.record.folder / runfolder.SNAPSHOTS).mkdir(exist_ok=True)
             except OSError:
                 pass
 
@@ -245,7 +246,7 @@ class Snapshots:
             self._report()
 
     def _failed(self, error: OSError) -> None:
-        kept = snapshot_file.found(ctx.record.folder / FOLDER)
+        kept = snapshot_file.found(ctx.record.folder / runfolder.SNAPSHOTS)
         left = f"the one of step {int(kept[0][:-5])} is kept" if kept else "there is none yet"
         ctx.record.notice(f"a snapshot could not be written ({error.strerror or error}): training goes on, {left}")
 
@@ -257,7 +258,8 @@ class Snapshots:
             outcome = self.outcome or {}
             self._report()
             ctx.record.flush()
-            _put(ctx.record.folder, DONE, "" if "error" in outcome or not outcome else str(outcome["step"]))
+            step = "" if "error" in outcome or not outcome else str(outcome["step"])
+            runfolder.put(ctx.record.folder / runfolder.DONE, step)
         if ctx.world is not None:
             ctx.world.broadcast(lambda: None)
         time.sleep(600)
@@ -316,24 +318,18 @@ class Snapshots:
         self.last = self.looked = now, self.steps
         self.stepped, self.next_look = False, self.steps + 1
         if voice:
-            _put(record.folder, RESUMED, str(record.steps))
+            runfolder.put(record.folder / runfolder.RESUMED, str(record.steps))
 
 
 def _asked(folder: Path) -> str:
     """What the supervisor asks for: "", "go" or "stop"."""
     try:
-        with open(folder / REQUEST) as file:
+        with open(folder / runfolder.REQUEST) as file:
             asked = file.read()
-        os.unlink(folder / REQUEST)
+        os.unlink(folder / runfolder.REQUEST)
         return asked
     except OSError:
         return ""
-
-
-def _put(folder: Path, name: str, text: str) -> None:
-    part = folder / f".{name}.part"
-    part.write_text(text)
-    os.replace(part, folder / name)
 
 
 def _private_states() -> list[Any]:

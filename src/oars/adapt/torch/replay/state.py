@@ -71,7 +71,7 @@ class Walk:
             for key, value in variables:
                 self._visit(f"{name}.{key}", value, 0)
 
-    def _first(self, thing: Any) -> bool:
+    def _first(self, thing: object) -> bool:
         if id(thing) in self._seen:
             return False
         self._seen.add(id(thing))
@@ -92,7 +92,7 @@ class Walk:
                 if key not in _MODULE_OWN:
                     self._visit(f"{at}.{key}", value, 8)
 
-    def _tensor(self, name: str, tensor: Any, holder: Any, key: str) -> None:
+    def _tensor(self, name: str, tensor: object, holder: Any, key: str) -> None:
         if self._first(tensor):
             self.tensors[name] = tensor, holder, key
 
@@ -101,7 +101,7 @@ class Walk:
             if key not in but and not key.startswith("__") and _simple(value):
                 self.attributes[f"{name}:{key}"] = values, key
 
-    def _visit(self, name: str, value: Any, depth: int) -> None:
+    def _visit(self, name: str, value: object, depth: int) -> None:
         if value is None or isinstance(value, (bool, int, float, str, bytes, type, types.ModuleType)) or depth > 12:
             return
         if isinstance(value, torch.Tensor):
@@ -123,7 +123,7 @@ def living() -> Walk:
     return Walk()
 
 
-def _inside(value: Any) -> Any:
+def _inside(value: object) -> Any:
     """What a container, an object of the script's own classes, or a function of its own holds."""
     if isinstance(value, dict):
         return [(f"[{key!r}]", v) for key, v in value.items()] if len(value) <= MANY else ()
@@ -229,7 +229,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     """The state, at a boundary of kind ``at``; all ranks take part, only the voice copies anything."""
     blobs: list[Blob] = []
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> Any:
         if isinstance(value, rows.Rows):
             value = rows.whole(value, "snapshot").detach()
         if isinstance(value, torch.Tensor):
@@ -244,7 +244,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
                 return {tag: str(value).removeprefix("torch.")}
         return {"$tuple": list(value)} if isinstance(value, torch.Size) else None
 
-    def put(value: Any, name: str) -> Any:
+    def put(value: object, name: str) -> Any:
         return encode(value, blobs, name, convert)
 
     walk = living()
@@ -324,7 +324,7 @@ def put_back(state: dict[str, Any], blobs: list[Blob]) -> None:
             return _tensor(blobs[inner[0]]).to(inner[1])
         return getattr(torch, inner) if tag == "$dtype" else torch.device(inner)
 
-    def get(value: Any) -> Any:
+    def get(value: object) -> Any:
         return decode(value, blobs, build)
 
     walk = living()

@@ -17,28 +17,23 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+from oars import runfolder
 from oars.hosts import stacks
 from oars.hosts.hub import HUB, say
 from oars.hosts.kill_all import sweep
+from oars.hosts.reach import send
 from oars.plan import Plan
 from oars.supervisor import stage
+from oars.supervisor.closing import clear_marks, seal
 
 LOOKS_EVERY = 0.25  # seconds
 DEAD = ("Z", "X", "")  # the kernel's letters; or no such process
-
-
-def start(folder: Path, ranks: range) -> None:
-    """In a rank: start the deputy for these ranks of this host, outside of what MPI watches."""
-    null = subprocess.DEVNULL
-    subprocess.Popen([sys.executable, "-m", "oars.hosts.deputy", str(folder), str(ranks.start), str(ranks.stop)],
-                     stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 class Deputy:
@@ -59,21 +54,18 @@ class Deputy:
             self._count()
             for order in self._orders():
                 self._obey(order)
-        quiet = [rank for rank in self.ranks if not (self.folder / f"exit-{rank}.json").exists()]
+        quiet = [rank for rank in self.ranks if not (self.folder / runfolder.exit_file(rank)).exists()]
         if quiet:
             sweep(self.folder, spare="prted")
-        if any(path.read_text() == self.host for path in self.folder.glob("side-*")):
+        if any(path.read_text() == self.host for path in self.folder.glob(runfolder.side("*"))):
             self._close()
         stage.clear(plan)
         copy.unlink(missing_ok=True)
 
     def _close(self) -> None:
         """Nobody else does: the command is on the other side of a cut link."""
-        from oars.commands.run import seal
-        from oars.supervisor.supervise import clear_marks
-
-        codes = [json.loads(path.read_text())["code"] for path in self.folder.glob("exit-*.json")]
-        seal(self.folder, max(codes, default=1) if (self.folder / "summary.json").exists() else 1)
+        codes = [json.loads(path.read_text())["code"] for path in self.folder.glob(runfolder.exit_file("*"))]
+        seal(self.folder, max(codes, default=1) if (self.folder / runfolder.SUMMARY).exists() else 1)
         clear_marks(self.folder)
         say(os.environ[HUB], over=True)
 
@@ -82,18 +74,18 @@ class Deputy:
         for rank in self.ranks:
             if rank not in self.pids:
                 try:
-                    self.pids[rank] = json.loads((self.folder / f"born-{rank}").read_text())[1]
+                    self.pids[rank] = json.loads((self.folder / runfolder.born(rank)).read_text())[1]
                 except (OSError, ValueError):  # not there yet; or the run is over, and its marks are gone
-                    if not (self.folder / "board").exists():
+                    if not (self.folder / runfolder.BOARD).exists():
                         self.dead.add(rank)
             elif rank not in self.dead and stacks.state(self.pids[rank]) in DEAD:
                 self.dead.add(rank)
-                if (self.folder / f"born-{rank}").exists():
-                    (self.folder / f"dead-{rank}").touch()
+                if (self.folder / runfolder.born(rank)).exists():
+                    (self.folder / runfolder.dead(rank)).touch()
 
     def _orders(self) -> list[dict[str, Any]]:
         try:
-            with open(self.folder / f"orders-{self.host}", "rb") as file:
+            with open(self.folder / runfolder.orders(self.host), "rb") as file:
                 file.seek(self.read)
                 data = file.read()
         except OSError:
@@ -115,18 +107,8 @@ class Deputy:
         seen: dict[int, Any] = {rank: [stacks.state(pid), *spent[pid]] for rank, pid in pids.items()}
         if order["do"] == "look":
             seen = {rank: list(look) for rank, look in stacks.look(self.folder, pids).items()}
-        path = self.folder / f"answer-{self.host}-{order['number']}.json"
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(seen))
-        os.replace(part, path)
-
-
-def send(pid: int, number: int) -> None:
-    """A signal to a process of this host that may have ended."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+        path = self.folder / runfolder.answer(self.host, order['number'])
+        runfolder.put(path, json.dumps(seen))
 
 
 def main() -> None:
@@ -134,7 +116,7 @@ def main() -> None:
     try:
         Deputy(folder, range(int(sys.argv[2]), int(sys.argv[3]))).serve()
     except Exception:  # a bug of ours: nobody reads what it prints
-        with open(folder / "deputy.log", "a") as log:
+        with open(folder / runfolder.DEPUTY_LOG, "a") as log:
             log.write(f"{socket.gethostname()}: {traceback.format_exc()}")
 
 

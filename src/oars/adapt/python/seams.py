@@ -1,0 +1,98 @@
+"""What of Python, NumPy and matplotlib is replaced, by which layers; of PyTorch, only what draws a seed."""
+
+from __future__ import annotations
+
+import os
+import random as of_python
+import tempfile
+import time
+import uuid
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from oars.adapt.python import clock, figures, patching, random
+from oars.adapt.python.imports import when_imported
+from oars.adapt.python.patching import Seam, instead
+from oars.plan import Plan
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
+
+_EVERY: frozenset[Any] = frozenset()  # no layer here is for one mode alone
+
+RANDOM = (
+    Seam(of_python.Random, "seed", (random.seed_instance,)),
+    Seam(of_python, "seed", (random.seed_module,)),
+    Seam(of_python, "SystemRandom", (instead(random.Agreed),)),
+    Seam(tempfile, "_Random", (instead(random.TrueRandom),)),
+    Seam(os, "urandom", (random.urandom,)),
+    Seam(uuid, "uuid1", (random.uuid1,)),
+    Seam(uuid, "uuid4", (random.uuid4,)),
+)
+
+
+def install_random(world: Any, plan: Plan) -> None:
+    """Random numbers: what ranks share, they draw alike."""
+    random.begin(world, plan)
+    patching.install(RANDOM, _EVERY)
+    when_imported("multiprocessing.shared_memory",
+                  lambda module: patching.put(module, "secrets", random.true_secrets()))
+    when_imported("secrets", _secrets)
+    when_imported("numpy.random", _numpy)
+    when_imported("torch", _torch)
+
+
+def _secrets(secrets: ModuleType) -> None:
+    agreed = random.Agreed()  # what randbelow and the tokens draw from
+    patching.install((
+        Seam(secrets, "_sysrand", (instead(agreed),)),
+        Seam(secrets, "SystemRandom", (instead(random.Agreed),)),
+        Seam(secrets, "randbits", (instead(agreed.getrandbits),)),
+        Seam(secrets, "choice", (instead(agreed.choice),)),
+    ), _EVERY)
+
+
+def _numpy(numpy_random: Any) -> None:
+    patching.put(numpy_random.bit_generator, "randbits", random.Agreed().getrandbits)
+    random.seed_numpy(numpy_random)
+    patching.install((Seam(numpy_random, "seed", (random.numpy_seed,)),), _EVERY)
+
+
+def _torch(torch: Any) -> None:
+    random.seed_torch(torch)
+    seed = random.torch_seed(torch)
+
+    def one_gpu() -> None:
+        torch.cuda.manual_seed(int.from_bytes(random.fresh(7), "little"))
+
+    def all_gpus() -> None:
+        torch.cuda.manual_seed_all(int.from_bytes(random.fresh(7), "little"))
+
+    patching.install((
+        Seam(torch, "seed", (instead(seed),)),
+        Seam(torch.random, "seed", (instead(seed),)),
+        Seam(torch.cuda, "seed", (instead(one_gpu),)),
+        Seam(torch.cuda.random, "seed", (instead(one_gpu),)),
+        Seam(torch.cuda, "seed_all", (instead(all_gpus),)),
+        Seam(torch.cuda.random, "seed_all", (instead(all_gpus),)),
+    ), _EVERY)
+
+
+def install_clock(world: World | None, played: bool) -> None:
+    """One clock for all ranks of ``world`` (None: each has its own); a script that is ``played`` does not sleep."""
+    random.watch_collector()
+    patching.install(tuple(Seam(time, name, (clock.agreed(name, world),)) for name in clock.NAMES), _EVERY)
+    if played:
+        patching.install((Seam(time, "sleep", (clock.sleep,)),), _EVERY)
+
+
+def install_figures(world: World) -> None:
+    """Figures are shown once; to be called before the script imports matplotlib."""
+    if world.rank:
+        os.environ["MPLBACKEND"] = "Agg"  # interactive mode opens windows without show()
+
+    def patch(pyplot: Any) -> None:
+        patching.install((Seam(pyplot, "show", (figures.once(world),)),
+                          Seam(pyplot.Figure, "waitforbuttonpress ginput", (figures.once(world),))), _EVERY)
+
+    when_imported("matplotlib.pyplot", patch)

@@ -1,0 +1,62 @@
+"""``OARS_LOG=debug``: each rank writes what it decided and why; without it there is no file, and no line is made."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from running import SOURCE, Run
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), 8):
+    loss = (model(x) - y).pow(2).mean() + 0 * torch.cdist(x, x).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def run(folder: Path, **env: str) -> Run:
+    (folder / "train.py").write_text(SCRIPT)
+    return Run(folder, "-n", 3, "train.py", deaths=[[2, "backward", 3]], **env)
+
+
+def test_every_rank_writes_what_it_decided_and_why(tmp_path):
+    ran = run(tmp_path, OARS_LOG="debug")
+    assert ran.code == 0, str(ran)
+    for rank in (0, 1):
+        text = (ran.folder / f"rank-{rank}.debug").read_text()
+        for said in ("Sequential is traced: this is call 2", "from now on split, its rows do not meet",
+                     "gathered for cdist at ", "exchanged gradients of 4 tensors",
+                     "era 1: batches are cut for ranks [0, 1]", "a rank was lost: 1 backwards are done again"):
+            assert said in text, f"{said!r} is not in\n{text}"
+        assert all(line.partition(" ")[0].replace(".", "").isdigit() for line in text.splitlines())
+    assert (ran.folder / "rank-2.debug").exists()
+
+
+def test_without_it_nothing_is_written(tmp_path):
+    ran = run(tmp_path)
+    assert ran.code == 0 and not list(ran.folder.glob("*.debug")), str(ran)
+
+
+def test_no_line_is_put_into_words_while_it_is_off():
+    """Every ``debug.say`` stands below ``if debug.on``, so that a run without the log pays for one attribute."""
+    calls = guarded = 0
+    for path in Path(SOURCE).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        calls += sum(map(_says, ast.walk(tree)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).startswith("debug.on"):
+                guarded += sum(_says(inner) for part in node.body for inner in ast.walk(part))
+    assert calls == guarded > 5
+
+
+def _says(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "debug.say"
