@@ -77,6 +77,10 @@ def begin(config: str) -> None:
         raise SystemExit("oars: the file library is not loaded: something between oars and its ranks removes LD_PRELOAD"
                          " from the environment (a launcher's wrapper?), or this Python is statically linked")
     _check(_calls().oars_files_begin(os.fsencode(config)), config)
+    others = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path != PATH]
+    os.environ.pop("LD_PRELOAD", None)  # children get it all the same
+    if others:
+        os.environ["LD_PRELOAD"] = ":".join(others)
 
 
 def _check(result: int, path: str = "") -> int:
