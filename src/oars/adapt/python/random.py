@@ -12,14 +12,15 @@ patched (on one rank: nothing)                  what it does without a seed
 ``secrets.*``, ``random.SystemRandom``          draws from the shared stream
 ``numpy.random.bit_generator.randbits``         the same: ``default_rng()``, ``SeedSequence()``, ``RandomState()``
 ``torch.seed``, ``torch.cuda.seed[_all]``       the same
+``torch.Generator.seed``                        the same
 ``os.urandom``, ``uuid.uuid1``, ``uuid4``       the same if the script's own code asks; libraries get the true ones
 ``random.seed``, ``numpy.random.seed``          remember the script's seed, for the private streams
 =============================================== =====================================================================
 
 What runs in the garbage collector (a script's ``__del__``) runs there on one rank and not on another, and gets true
 entropy as well. Names that must differ between processes (``tempfile``, multiprocessing's semaphores, keys and shared
-memory) stay truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells),
-and ``torch.Generator().seed()``. String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
+memory) stay truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells).
+String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
 
 ``Private`` swaps the three global states for this rank's own, for what ranks must not share (augmentation).
 """
@@ -42,6 +43,7 @@ from typing import Any
 
 import oars
 from oars.adapt.python.imports import when_imported
+from oars.adapt.python.patching import put_in_type
 from oars.plan import Plan
 
 _true_urandom = os.urandom
@@ -73,12 +75,13 @@ def seed_torch(torch: Any) -> None:
         return
     torch.manual_seed(_derive("torch", _seed))
 
-    def seed() -> int:
+    def seed(generator: Any = torch) -> int:
         drawn = int.from_bytes(_fresh(8), "little") >> 1
-        torch.manual_seed(drawn)
+        generator.manual_seed(drawn)
         return drawn
 
-    torch.seed = torch.random.seed = seed
+    torch.seed = torch.random.seed = lambda: seed()
+    put_in_type(torch.Generator, "seed", seed)
     torch.cuda.seed = torch.cuda.random.seed = lambda: torch.cuda.manual_seed(int.from_bytes(_fresh(7), "little"))
     torch.cuda.seed_all = torch.cuda.random.seed_all = lambda: torch.cuda.manual_seed_all(
         int.from_bytes(_fresh(7), "little")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -30,6 +31,9 @@ WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without row
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
          "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
+
+
+_transforming = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, …, which know no rows
 
 
 class Unsplit(Exception):
@@ -135,6 +139,9 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if _transforming() and name not in _OF_SHAPE and not (
+                name in ("__get__", "__set__") and func.__self__.__name__ not in _DERIVED):
+            return gathered(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             attribute = func.__self__.__name__
             if name == "__get__" and attribute in _DERIVED:
@@ -254,6 +261,9 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
+    if _transforming():  # it is a constant to every transform under way
+        with temporarily_clear_interpreter_stack():
+            return whole(x, op)
     return _whole(op, (x,), {}) if ctx.busy else ctx.perform(_whole, op, (x,), {})
 
 
@@ -346,6 +356,7 @@ def changes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _INPLACE
 
 
+_OF_SHAPE = {"size", "dim", "ndimension", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex"}
 _DERIVED = {"data", "real", "imag", "T", "mT", "mH", "H"}  # attributes that are rows again
 
 

@@ -1,0 +1,132 @@
+"""What popular libraries do that plain loops do not, each pattern by itself in plain PyTorch.
+
+The libraries themselves are played by ``make test-ecosystem``.
+"""
+
+import collections
+
+import torch
+import torch.distributed.optim  # compiles classes with torch.jit.script; ignite imports it
+import torch.nn.functional as F
+from scenes import keep, mlp, play, say, scene, table
+from torch import nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+x, y = table()
+
+
+class Lazy(collections.OrderedDict):
+    """As transformers' tables of models, which import all of them when they are asked for their items."""
+
+    def _asked(self, *_):
+        raise RuntimeError("everything would be imported now")
+
+    items = keys = values = __len__ = __iter__ = _asked
+
+
+class Touchy:
+    """Nobody may ask it for anything."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"asked for {name}")
+
+    @property
+    def __class__(self):
+        raise RuntimeError("asked for its class")
+
+    def __eq__(self, other):
+        raise RuntimeError("asked whether it is equal")
+
+    __hash__ = None
+
+
+LAZY, TOUCHY, KEYED = Lazy(model="imported when it is needed"), Touchy(), {(1, "a"): [Touchy()]}
+
+
+def batches(epochs=1, size=14):
+    for _ in range(epochs):
+        yield from DataLoader(TensorDataset(x, y), size, shuffle=True)
+
+
+def train(model, loss_of, epochs=1):
+    opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for bx, by in batches(epochs):
+        loss = loss_of(model, bx, by)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model)
+
+
+@scene
+def classes_that_are_scripted():
+    """torch.jit.script resolves the names in a class by the frame it is called from."""
+    def doubled(value: float) -> float:
+        return 2 * value
+
+    @torch.jit.script
+    class Scale:
+        def __init__(self, factor: float):
+            self.factor = doubled(factor)
+
+        def by(self, value: float) -> float:
+            return self.factor * value
+
+    scale = Scale(0.5)
+    train(mlp(), lambda model, bx, by: scale.by(1.0) * F.cross_entropy(model(bx), by))
+
+
+@scene
+def objects_that_must_not_be_asked():
+    """They lie in the script's variables, where what belongs to the training is looked for."""
+    here, held = Lazy(a=1), [Touchy(), LAZY]
+    train(mlp(), lambda model, bx, by: F.cross_entropy(model(bx), by))
+    print(type(here).__name__, len(held))
+
+
+@scene
+def generators_that_seed_themselves():
+    """Their numbers are other ones in each run, the same ones on every rank (the weights tell), and nobody prints."""
+    generator = torch.Generator()
+    print(generator.seed() == generator.initial_seed())
+    torch.default_generator.seed()
+    weights = [nn.Parameter(torch.randn(3, generator=generator)), nn.Parameter(torch.rand(3))]
+    torch.optim.SGD(weights, 0.1).step()
+    torch.manual_seed(7)
+
+
+@scene
+def functional_gradients():
+    """torch.func, with the batch given to the transformed function or found around it; losses of torch.nn."""
+    model, criterion = mlp(), nn.CrossEntropyLoss()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss_of(p, bx, by):
+        return criterion(functional_call(model, p, (bx,)), by)
+
+    for bx, by in batches(2):
+        slopes, loss = grad_and_value(loss_of)(params, bx, by)
+        say(loss)
+        around = grad(lambda p, bx=bx, by=by: loss_of(p, bx, by))(params)
+        assert all(torch.allclose(slopes[name], around[name], atol=1e-6) for name in slopes)
+        each = vmap(grad(lambda p, a, b: loss_of(p, a[None], b[None])), in_dims=(None, 0, 0))(params, bx, by)
+        print(*(f"{value.flatten(1).norm(dim=1).mean().item():.6g}" for value in each.values()))
+        params = {name: p - 0.1 * slopes[name] for name, p in params.items()}
+    model.load_state_dict(params)
+    keep(model)
+
+
+@scene
+def transforms_in_a_loss():
+    """Of what a model gave, with gradients through them; rows are found around them, too."""
+    def loss_of(model, bx, by):
+        out = model(bx)
+        pulled = vmap(lambda row: (row * out.sum(0)).sum())(out).mean()
+        return F.cross_entropy(out, by) + 0.01 * vmap(lambda row: row.square().sum())(out).mean() + 0.001 * pulled
+
+    train(mlp(), loss_of)
+
+
+play()
