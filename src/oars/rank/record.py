@@ -29,6 +29,8 @@ class Record:
         self.voice = voice
         self.steps = 0
         self.samples = 0
+        self.split = False  # own rows alone were computed on, since the last step; set by adapters
+        self.split_steps = 0
         self.losses = 0  # ranks that died
         self.joined = 0  # ranks that came later
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
@@ -61,6 +63,8 @@ class Record:
             return
         self.steps += 1
         self.samples += samples
+        self.split_steps += self.split
+        self.split = False
         if loss is not None and not isinstance(loss, float):
             loss = _frozen(loss)
         now = clock()
@@ -233,6 +237,8 @@ class Record:
             "losses": self.losses,
             "joined": self.joined,
             "steps": self.steps,
+            "split_steps": self.split_steps,
+            "split": self.split or self.split_steps > 0,
             "samples": self.samples,
             "seconds": seconds,
             "samples_per_s": rate,

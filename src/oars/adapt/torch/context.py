@@ -120,6 +120,13 @@ class Context:
             return "forward" if torch.is_grad_enabled() else "evaluation"
         return ""
 
+    def worked(self) -> None:
+        """Something that takes time was computed on own rows alone."""
+        if self.traces:
+            self.traces[0].worked = True
+        else:
+            self.record.split = True
+
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""
         for trace in self.traces:

@@ -290,6 +290,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
                           f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
     else:
         verdict.way = ROWS
+    if verdict.way == SPLIT or (verdict.way == ROWS and trace.worked):
+        ctx.worked()
     if debug.on:
         why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "its rows do not meet"
         debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
@@ -324,7 +326,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         local.append(leaf)
     args, kwargs = tree_unflatten(local, spec)
     split = ctx.split = Split(offsets, verdict.draws, n == 0)
-    ctx.plain = True
+    ctx.plain = ctx.record.split = True
     try:
         out = _call(module, *args, **kwargs)
         results, out_spec = tree_flatten(out)

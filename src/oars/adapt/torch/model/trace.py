@@ -33,6 +33,7 @@ class Trace:
         self.made: list[Any] = []  # weak references to all rows made
         self.known: set[int] = set()  # the rows given and made, by their ids
         self.rows = rows  # of the batch
+        self.worked = False  # on own rows
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()

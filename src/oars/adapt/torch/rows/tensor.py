@@ -28,6 +28,10 @@ from oars.adapt.torch.rows.size import BatchSize
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
+# What takes time: a step without any of it on own rows alone was not split.
+WORK = {"linear", "matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__", "addmm", "baddbmm", "einsum", "cdist",
+        "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding", "embedding_bag", "scaled_dot_product_attention",
+        "multi_head_attention_forward", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
          "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
@@ -216,7 +220,10 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     if rule is not None and not (name not in WITHOUT_ROWS and any(
             isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
         try:
-            return rule(func, args, kwargs)
+            out = rule(func, args, kwargs)
+            if name in WORK:
+                ctx.worked()
+            return out
         except (Unsplit, KeyError, IndexError):  # the latter: an argument is not where the rule looks for it
             pass
     return gathered(func, args, kwargs)
