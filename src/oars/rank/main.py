@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars import debug
 from oars.adapt import files
 from oars.adapt.replay.tape import GROWING, tape
 from oars.cluster import launchers
@@ -49,6 +50,7 @@ def main() -> None:
         plan.joining = joining_plan(folder, first)
     rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
+    debug.begin(folder / f"rank-{rank}.debug")
     write(folder, f"born-{rank}", [socket.gethostname(), os.getpid()])
     world: Any = None
     if many:

@@ -10,6 +10,7 @@ import torch.distributed.optim  # compiles classes with torch.jit.script; ignite
 import torch.nn.functional as F
 from scenes import keep, mlp, play, say, scene, table
 from torch import nn
+from torch.distributions import Bernoulli, Beta, Categorical, Geometric, Independent, Normal, Poisson, kl_divergence
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -127,6 +128,49 @@ def transforms_in_a_loss():
         return F.cross_entropy(out, by) + 0.01 * vmap(lambda row: row.square().sum())(out).mean() + 0.001 * pulled
 
     train(mlp(), loss_of)
+
+
+class Policy(nn.Module):
+    """Actor and critic, as stable-baselines3 and cleanrl have them; validated as distributions are by default."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.actor, self.critic, self.inside = mlp(), mlp(classes=1), inside
+
+    def forward(self, seen, actions):
+        of = Categorical(logits=self.actor(seen))
+        return of.log_prob(actions), of.entropy(), self.critic(seen)
+
+    def evaluate(self, seen, actions):
+        return self(seen, actions) if self.inside else self.forward(seen, actions)
+
+
+@scene
+def distributions_that_validate():
+    """PPO's loss, with distributions made in a module's forward and in a method; and others with other constraints."""
+    for inside in (True, False):
+        def loss_of(model, bx, by):
+            chances, entropy, value = model.evaluate(bx, by)
+            gain = bx.sum(1)
+            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+            ratio = (chances - chances.detach()).exp()
+            clipped = torch.min(gain * ratio, gain * ratio.clamp(0.8, 1.2)).mean()
+            return F.mse_loss(value.flatten(), gain) - clipped - 0.01 * entropy.mean()
+
+        train(Policy(inside), loss_of)
+    of_actions = nn.Linear(6, 8)
+    spread = nn.Parameter(torch.zeros(2))
+
+    def others(model, bx, by):
+        out = model(bx)
+        normal = Independent(Normal(out[:, :2], spread.exp()), 1)
+        beta = Beta(F.softplus(out[:, 2]) + 1, F.softplus(out[:, 3]) + 1)
+        near = kl_divergence(normal, Independent(Normal(torch.zeros(2), torch.ones(2)), 1))
+        counts = Geometric(logits=out[:, 4]).log_prob(by.float()) + Poisson(out[:, 5].exp()).log_prob(by)
+        return (near - normal.log_prob(bx[:, :2]) - beta.log_prob(torch.sigmoid(bx[:, 0])) - counts
+                - Bernoulli(logits=out[:, 6]).log_prob((by == 1).float()) + normal.entropy()).mean()
+
+    train(of_actions, others)
 
 
 play()
