@@ -4,7 +4,8 @@ The first call of a module is *traced*: it runs on Rows, whose rules see every o
 work happened, nothing read a value, and no intermediate rows stayed behind (in an attribute, a hook, a list), the
 model would do the same to any rows, so later calls hand it plain local tensors and wrap what comes out: *split*, at no
 cost per operation. Otherwise later calls run on Rows as the first one did, exact but with a little cost per operation,
-while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated.
+while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated,
+unless most of the model's weights are in modules inside that are split.
 
 A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 """
@@ -284,7 +285,9 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     gathers = [e for e in trace.events if e.startswith("gather")]
     if not trace.events:
         verdict.way = SPLIT
-    elif handmade and gathers:
+        for around in ctx.traces:
+            around.weights.update((id(p), p.numel()) for p in module.parameters())
+    elif handmade and gathers and not trace.mostly_split(module):
         verdict.way = REPLICATED
         ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
                           f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")

@@ -34,6 +34,7 @@ class Trace:
         self.known: set[int] = set()  # the rows given and made, by their ids
         self.rows = rows  # of the batch
         self.worked = False  # on own rows
+        self.weights: dict[int, int] = {}  # sizes of the weights that modules inside used on own rows alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()
@@ -44,6 +45,12 @@ class Trace:
         if now != self.streams:
             self.events.append("random")
             self.streams = now
+
+
+    def mostly_split(self, module: nn.Module) -> bool:
+        """Whether most of a module's weights were used on own rows alone, whatever met behind them: a similarity of
+        all rows with all, a loss that looks at the batch."""
+        return 2 * sum(self.weights.values()) >= sum(p.numel() for p in module.parameters()) > 0
 
 
 class _Output:

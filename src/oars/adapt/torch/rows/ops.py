@@ -336,9 +336,8 @@ def type_(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("is_floating_point", "is_complex", "element_size", "get_device", "is_signed", "is_contiguous", "is_pinned",
-      "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_zeros", "new_ones",
-      "new_full", "new_empty", "new_tensor", "new", "result_type", "has_names",
-      "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
+      "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_tensor", "new",
+      "result_type", "has_names", "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
 def of_own(func: Any, args: tuple, kwargs: dict) -> Any:
     """The answer is that of own rows."""
     if func.__name__ == "__hash__":
