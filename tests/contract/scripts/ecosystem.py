@@ -173,4 +173,63 @@ def distributions_that_validate():
     train(of_actions, others)
 
 
+class WordModel(nn.Module):
+    """As in pytorch/examples, the batch second."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.drop, self.encoder = kind, nn.Dropout(0.2), nn.Embedding(20, 8)
+        if kind == "Transformer":
+            self.inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.1), 2, enable_nested_tensor=False)
+        else:
+            self.inner = getattr(nn, kind)(8, 8, 2, dropout=0.2)
+        self.decoder = nn.Linear(8, 20)
+
+    def forward(self, words, hidden=None):
+        out = self.drop(self.encoder(words))
+        if self.kind == "Transformer":
+            mask = torch.log(torch.tril(torch.ones(len(words), len(words))))
+            return F.log_softmax(self.decoder(self.inner(out, mask=mask)), dim=-1)
+        out, hidden = self.inner(out, hidden)
+        return F.log_softmax(self.decoder(self.drop(out)), dim=-1), hidden
+
+
+@scene
+def sequences_first():
+    """Columns of text, 5 words at a time, with the hidden state carried on; and nn.Transformer as it is by default."""
+    text = torch.randint(0, 20, (21, 6), generator=torch.Generator().manual_seed(3))
+    for kind in ("LSTM", "GRU", "Transformer"):
+        torch.manual_seed(1)
+        model = WordModel(kind)
+        opt = torch.optim.SGD(model.parameters(), 0.5)
+        hidden = {"LSTM": (torch.zeros(2, 6, 8), torch.zeros(2, 6, 8)), "GRU": torch.zeros(2, 6, 8)}.get(kind)
+        for at in range(0, 20, 5):
+            words, targets = text[at:at + 5], text[at + 1:at + 6]
+            if kind == "Transformer":
+                out = model(words)
+            else:
+                hidden = tuple(h.detach() for h in hidden) if kind == "LSTM" else hidden.detach()
+                out, hidden = model(words, hidden)
+            loss = F.nll_loss(out.view(-1, 20), targets.reshape(-1))
+            opt.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            opt.step()
+            say(loss)
+    torch.manual_seed(1)
+    both = nn.Transformer(8, 2, 1, 1, 16, 0.1)
+    source, target = torch.randn(7, 6, 8), torch.randn(5, 6, 8)
+    padding = torch.arange(7)[None] > torch.tensor([6, 5, 6, 4, 6, 3])[:, None]
+    opt = torch.optim.SGD(both.parameters(), 0.1)
+    for _ in range(3):
+        out = both(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5),
+                   src_key_padding_mask=padding, memory_key_padding_mask=padding)
+        loss = F.mse_loss(out, target)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model, both)
+
+
 play()

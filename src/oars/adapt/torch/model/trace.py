@@ -47,6 +47,14 @@ class Trace:
             self.streams = now
 
 
+    def gathers(self) -> list[str]:
+        """What had to be gathered."""
+        return [e for e in self.events if e.startswith("gather")]
+
+    def splits_more_than(self, other: Trace) -> bool:
+        """Whether more of the weights were used on own rows alone than in another call."""
+        return sum(self.weights.values()) > sum(other.weights.values())
+
     def mostly_split(self, module: nn.Module) -> bool:
         """Whether most of a module's weights were used on own rows alone, whatever met behind them: a similarity of
         all rows with all, a loss that looks at the batch."""
@@ -75,7 +83,7 @@ def watching(module: nn.Module, first: bool) -> Iterator[None]:
     with _outermost() if first else nullcontext():
         yield
     if positions(own) != before:
-        ctx.note("random")
+        ctx.note("own random")
 
 
 @contextmanager
@@ -96,12 +104,20 @@ def _generators(module: nn.Module) -> list:
     return [g for part in parts for g in generators(part)]
 
 
-def kind_of(leaf: Any, offsets: Offsets) -> Any:
+def batch_dim(leaf: torch.Tensor, offsets: Offsets, side: int) -> int | None:
+    """Which dimension of a plain tensor is the batch; ``side``: the second one goes before the first."""
+    for dim in (1, 0) if side else (0,):
+        if leaf.dim() > dim and leaf.shape[dim] == offsets[-1]:
+            return dim
+    return None
+
+
+def kind_of(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
     """What tells one argument from another: calls with arguments of other kinds are traced by themselves."""
     if isinstance(leaf, Rows):
         return (leaf.dim_, leaf.local.dim())
     if isinstance(leaf, torch.Tensor):
-        return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
+        return (batch_dim(leaf, offsets, side), leaf.dim(), "plain")
     if leaf is None or isinstance(leaf, (*_VALUES, enum.Enum, torch.dtype)):
         return leaf
     if isinstance(leaf, np.generic):
