@@ -232,4 +232,102 @@ def sequences_first():
     keep(model, both)
 
 
+def padded(samples):
+    """Pads to the longest of the batch, as transformers' collators do, into their kind of a dict."""
+    longest = max(len(words) for words, _ in samples)
+    words = torch.zeros(len(samples), longest, dtype=torch.long)
+    for row, (own, _) in zip(words, samples, strict=True):
+        row[: len(own)] = own
+    return collections.UserDict(words=words, mask=words != 0, labels=torch.tensor([label for _, label in samples]))
+
+
+class Attentive(nn.Module):
+    """What transformers' models do: masks looked up by place, a cache that begins empty, tokens shifted by one, the
+    last word of each row looked up, values of the mask read."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(20, 8), nn.Linear(8, 24), nn.Linear(8, 3)
+        self.next = nn.Linear(8, 20)
+
+    def forward(self, words, mask, labels):
+        batch, length = words.shape
+        rows, places = torch.arange(batch)[:, None, None], torch.arange(length)
+        allowed = (places[None, :, None] >= places[None, None, :]) & mask[rows, places[None, None, :]]
+        allowed = None if mask.all() else allowed.expand(batch, -1, -1)[:, None]
+        shifted = words.new_zeros(words.shape)
+        shifted[..., 1:] = words[..., :-1].clone()
+        shifted[..., 0] = 1
+        q, k, v = self.qkv(self.embed(words) + self.embed(shifted)).unsqueeze(1).chunk(3, -1)
+        k = torch.cat([torch.tensor([]), k], dim=-2)
+        if allowed is None:
+            allowed = torch.tril(torch.ones(length, length, dtype=torch.bool))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)[:, 0]
+        ends = (mask.long() * places).argmax(-1)
+        last = seen[torch.arange(batch), ends]
+        of_words = F.cross_entropy(self.next(seen).transpose(1, 2), words.masked_fill(~mask, -100), ignore_index=-100)
+        return F.cross_entropy(self.out(last), labels) + of_words, last
+
+
+@scene
+def padded_batches():
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(2, 9, (40,), generator=generator).tolist()
+    texts = [torch.randint(1, 20, (length,), generator=generator) for length in lengths]
+    model = Attentive()
+    opt = torch.optim.AdamW(model.parameters(), 0.01)
+    for _ in range(2):
+        for batch in DataLoader([(text, len(text) % 3) for text in texts], 8, shuffle=True, collate_fn=padded):
+            loss, last = model(**batch)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            print(f"{tuple(batch['words'].shape)} {last.sum().item():.6g}")
+            say(loss)
+    keep(model)
+
+
+class Encoder(nn.Module):
+    """Rows meet behind most of the weights: all rows are compared with all."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(classes=8, hidden=16)
+
+    def forward(self, rows):
+        code = F.normalize(self.net(rows), dim=1)
+        return code @ code.flip(0).T
+
+
+@scene
+def rows_that_meet_behind_the_weights():
+    """A hand-made batch: the encoder is split, the comparison is of all with all."""
+    model = Encoder()
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    for at in range(0, 40, 10):
+        loss = F.cross_entropy(10 * model(x[at:at + 10]), torch.arange(10))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(model)
+
+
+@scene
+def places_in_all_ways():
+    """Indexing by tensors that count the rows, and some that only seem to."""
+    linear = nn.Linear(6, 6)
+    for bx, _ in batches(size=8):
+        n, out = len(bx), linear(bx)
+        order = out.argsort(1)
+        every, two = torch.arange(n), torch.arange(2)
+        told = [out[every, order[:, 0]], out[every[:, None], order], out[every[:, None], two[None]], out[every],
+                out[every.flip(0), 0], out[every[:2]], out[every, two[1]], out[list(range(n)), 3],
+                out.view(n, 2, 3)[every[:, None], two[None, :], 1], out.view(n, 2, 3)[:, two, two],
+                out.view(n, 2, 3)[every, :, two[0]], out.view(n, 3, 2)[every, order[:, 1] % 3],
+                torch.stack([out, out])[:, every, order[:, 2]], torch.stack([out, out])[1, every]]
+        print(*(f"{tuple(t.shape)} {(t * torch.arange(1, t.numel() + 1).view(t.shape)).sum().item():.6g}"
+                for t in told), sep="; ")
+
+
 play()

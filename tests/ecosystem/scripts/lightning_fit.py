@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class Net(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
+        self.net = nn.Sequential(nn.Linear(10, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1),
+                                 nn.Linear(32, 3))
 
     def training_step(self, batch, at):
         x, y = batch
