@@ -10,10 +10,15 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+import torch
 from compare import files_differ, lines_differ
 from running import ROOT, Run
+from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 TABLE = ROOT / "docs" / "ecosystem.md"
@@ -80,6 +85,8 @@ def test_ranks_do_what_one_process_does(script, n, one_process, tmp_path):
         told.append(f"exit code {many.code}")
     elif differ := lines_differ(steady(script, one.lines), steady(script, many.lines)):
         told.append(f"printed lines differ:\n{differ}")
+    for folder in (one.cwd, many.cwd):
+        as_tensors(folder)
     if not many.code and (differ := files_differ(one.cwd, many.cwd)) and script not in ROUGH:
         told.append(f"files differ:\n{differ}")
     if len(set(many.digests().values())) > 1:
@@ -94,6 +101,30 @@ def test_ranks_do_what_one_process_does(script, n, one_process, tmp_path):
         found[script] = ["yes" if right else "no", f"{shares[0]} of {shares[1]} steps" if shares[1] else "no"]
     if told:
         pytest.fail(f"{script} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
+
+
+def as_tensors(folder: Path) -> None:
+    """Files that hold weights beside times and paths: the weights alone, so that they can be compared."""
+    for path in [p for p in folder.rglob("*") if "oars-runs" not in p.parts and p.is_file()]:
+        if path.suffix == ".ckpt":
+            torch.save(torch.load(path, weights_only=False)["state_dict"], path.with_suffix(".ckpt.pt"))
+        elif path.suffix == ".safetensors":
+            torch.save(load_file(path), path.with_suffix(".safetensors.pt"))
+        elif path.suffix == ".json":
+            path.write_text(re.sub(r'.*(_runtime|_per_second|total_flos|timestamp|"id").*', "", path.read_text()))
+            continue
+        elif path.suffix == ".h5":  # times are in it
+            with h5py.File(path) as file:
+                np.savez(path.with_suffix(".npz"), **arrays_of(file))
+        elif path.suffix not in (".bin", ".md"):  # pickled arguments with their folders, cards with the date
+            continue
+        path.unlink()
+
+
+def arrays_of(group: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    group.visititems(lambda name, part: found.update({name: part[()]}) if isinstance(part, h5py.Dataset) else None)
+    return found
 
 
 def steady(script: str, lines: list[str]) -> list[str]:

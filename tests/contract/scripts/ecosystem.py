@@ -191,7 +191,8 @@ class WordModel(nn.Module):
             mask = torch.log(torch.tril(torch.ones(len(words), len(words))))
             return F.log_softmax(self.decoder(self.inner(out, mask=mask)), dim=-1)
         out, hidden = self.inner(out, hidden)
-        return F.log_softmax(self.decoder(self.drop(out)), dim=-1), hidden
+        out = self.decoder(self.drop(out))
+        return F.log_softmax(out.view(-1, 20) if self.kind == "GRU" else out, dim=-1), hidden
 
 
 @scene
@@ -285,6 +286,36 @@ def padded_batches():
             print(f"{tuple(batch['words'].shape)} {last.sum().item():.6g}")
             say(loss)
     keep(model)
+
+
+@scene
+def sequences_joined_with_the_batch():
+    """(steps, batch, features) as (steps * batch, features), with what is done to that, and back."""
+    layer, words = nn.Linear(6, 6), torch.arange(30) % 6
+    opt = torch.optim.SGD(layer.parameters(), 0.1)
+    drop, norm = nn.Dropout(0.3), nn.BatchNorm1d(6)
+    for bx, _ in batches(size=10):
+        opt.zero_grad()
+        out = layer(torch.stack([bx, bx * 2, bx.flip(1)]))
+        flat = out.view(-1, 6)
+        n = len(bx)
+        print(tuple(flat.shape), tuple(flat.view(3, n, 6).shape), tuple(flat.view(-1, 2, 3).shape))
+        told = [flat, flat.softmax(1), flat + torch.arange(len(flat))[:, None], flat.view(3, n, 6)[1], drop(flat),
+                norm(flat), flat[flat.sum(1) > 0], flat[7], flat[torch.arange(len(flat)), words[:len(flat)]],
+                flat.view(-1), flat.T @ flat, flat.reshape(3, n, 2, 3)[:, :, 1], flat.std(0), torch.rand_like(flat),
+                flat.numpy(force=True), flat.repeat_interleave(2, 0), flat.argmax(1).view(3, n), out.view(3 * n, 6),
+                out.flatten(0, 1).cumsum(0)]
+        for t in map(torch.as_tensor, told):
+            weights = torch.arange(1, t.numel() + 1).view(t.shape)
+            print(f"{tuple(t.shape)} {(t * weights).sum().item():.5g}", end="; ")
+        copy = flat.detach().clone()
+        copy[:, 0] = torch.arange(len(flat)).float()
+        copy[copy > 5] = 5
+        loss = F.cross_entropy(flat, words[:len(flat)]) + (flat * copy).mean() + 0.01 * flat[3].sum()
+        loss.backward()
+        opt.step()
+        say(loss, "\nloss")
+    keep(layer)
 
 
 class Encoder(nn.Module):

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
-from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
+from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import sequences
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
@@ -241,7 +241,7 @@ def _as_rows(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
         return leaf
     if leaf.requires_grad:
         ctx.gradients.enter(leaf)
-    return Rows(leaf.narrow(dim, *own(offsets)), offsets, dim)
+    return Rows(mine(leaf, offsets, dim), offsets, dim)
 
 
 def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, own
+from oars.adapt.torch.context import Offsets, ctx, mine
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import (
@@ -425,7 +425,7 @@ def drawn(func: Any, args: tuple, kwargs: dict) -> Any:
     ctx.note("random")
     full = torch.empty(torch.Size(int(s) for s in Rows.shape.fget(x)), dtype=x.local.dtype,  # type: ignore[attr-defined]
                        device=x.local.device)
-    out = func(full, *args[1:], **kwargs).narrow(x.dim_, *own(x.offsets))
+    out = mine(func(full, *args[1:], **kwargs), x.offsets, x.dim_)
     if func.__name__.endswith("_"):
         x.local.copy_(out)
         return x

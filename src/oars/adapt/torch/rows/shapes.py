@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, own, scaled
+from oars.adapt.torch.context import Offsets, Woven, ctx, own, scaled
 from oars.adapt.torch.rows.ops import of_own, rule
 from oars.adapt.torch.rows.places import by_place
 from oars.adapt.torch.rows.size import BatchSize
@@ -32,6 +32,8 @@ def reshaped(x: Rows, target: list) -> Rows:
     if prod(goal) != prod(shape) or batch == 0:
         raise Unsplit
     left, row = prod(shape[:dim]), prod(shape[dim + 1:])
+    if isinstance(offsets, Woven):
+        return _rewoven(x, offsets, goal, left, row)
     before = 1
     for e, length in enumerate(goal):
         step = prod(goal[e + 1:])
@@ -42,6 +44,27 @@ def reshaped(x: Rows, target: list) -> Rows:
             local = list(goal)
             local[e] = own(new)[1]
             return Rows(x.local.reshape(local), new, e)
+        outer = left // before
+        if (before * outer == left and outer > 1 and length % (outer * batch) == 0
+                and length // (outer * batch) * step == row and not ctx.alone):  # dimensions before the batch join it
+            if ctx.traces and not isinstance(target[e], BatchSize) and target[e] != -1:
+                ctx.note("fixed size")
+            woven = Woven(offsets, outer, length // (outer * batch))
+            return Rows(x.local.reshape([*goal[:e], own(woven)[1], *goal[e + 1:]]), woven, e)
+        before *= length
+    raise Unsplit
+
+
+def _rewoven(x: Rows, offsets: Woven, goal: list[int], left: int, row: int) -> Rows:
+    """Woven rows with other dimensions behind them, or what they were made of."""
+    before = 1
+    for e, length in enumerate(goal):
+        step = prod(goal[e + 1:])
+        if before == left and length == offsets[-1] and step == row:
+            return Rows(x.local.reshape([*goal[:e], own(offsets)[1], *goal[e + 1:]]), offsets, e)
+        if before == left and goal[e:e + 2] == [offsets.outer, offsets.base[-1]]:
+            local = [*goal[:e + 1], own(offsets.base)[1], *goal[e + 2:]]
+            return Rows(x.local.reshape(local), offsets.base, e + 1)
         before *= length
     raise Unsplit
 
@@ -311,7 +334,7 @@ def _local_index(x: Rows, index: Any) -> tuple[tuple, int]:
 
 def _masked(x: Rows, mask: Rows) -> Rows:
     """``x[mask]``: every rank keeps its own; how many that are, all must know."""
-    if mask.offsets != x.offsets or x.dim_ or mask.dim_:
+    if mask.offsets != x.offsets or x.dim_ or mask.dim_ or isinstance(x.offsets, Woven):
         raise Unsplit
     ctx.note("combine")
     kept = x.local[mask.local]

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from oars import debug
 from oars.adapt.python.clock import perf_counter
-from oars.adapt.torch.context import Offsets, ctx, of_the_script, own, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
@@ -312,7 +312,7 @@ def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     # Made inside a traced model: fine on plain local rows only if its size is the batch's and all its rows are alike.
     if ctx.traces and (x not in Sized.made or (x.stride(dim) != 0 and not _alike(x.detach(), dim))):
         ctx.note("made rows")
-    return x.narrow(dim, *own(offsets))
+    return mine(x, offsets, dim)
 
 
 def _alike(x: torch.Tensor, dim: int) -> bool:
@@ -347,11 +347,11 @@ def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _write_back(rows: Rows, full: torch.Tensor) -> None:
-    mine = full.narrow(rows.dim_, *own(rows.offsets))
-    if mine.requires_grad or rows.local.requires_grad:
-        rows.local = mine
+    part = mine(full, rows.offsets, rows.dim_)
+    if part.requires_grad or rows.local.requires_grad:
+        rows.local = part
     else:
-        rows.local.copy_(mine)  # in place: other rows may be views of the same memory
+        rows.local.copy_(part)  # in place: other rows may be views of the same memory
         if rows.mirror is not None and rows.mirror.full is full:
             rows.mirror.versions = full._version, rows.local._version  # both have it
 
