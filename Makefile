@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-all test-keras test-slurm test-browser lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
+.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slurm  the tests on several hosts, two nodes of a real Slurm among them (root, and the Debian packages slurm-wlm, slurm-wlm-torque, libpmix-dev, munge, iproute2)"
 	@echo "make test-keras  every Keras and TensorFlow scene on every backend (make test plays some on each)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
+	@echo "make test-ecosystem  scripts of Hugging Face, Lightning, PyG and others, in an environment of their own (3 GB)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-keras  Keras on 2 ranks against one process, and against torch.distributed by hand"
@@ -47,6 +48,9 @@ test-slurm: .venv/dev
 
 test-browser: .venv/dev
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-ecosystem: .venv-ecosystem/made
+	@.venv-ecosystem/bin/python -m pytest tests/ecosystem $(ARGS)
 
 lab: .venv/watch
 	@$(BIN)/python examples/lab/lab.py
@@ -80,7 +84,7 @@ chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 clean:
-	rm -rf .venv oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-ecosystem oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an environment is made anew only when what it is made from has changed.
@@ -102,6 +106,12 @@ clean:
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
 	@touch $@ .venv/run .venv/watch
+
+.venv-ecosystem/made: pyproject.toml constraints.txt
+	@echo "installing the libraries that are played (3 GB: some minutes)"
+	@test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
+	@.venv-ecosystem/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[ecosystem]' | $(SHOW)
+	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the benches need (torch is large: about a minute)"

@@ -26,6 +26,7 @@ GROUPS = [
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
     ["models_varying", "hooks", "whole_batch", "modes"],
+    ["ecosystem"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine

@@ -69,7 +69,7 @@ def test_report_bindings_says_where_each_rank_is_and_how_long_the_start_took(tmp
     (tmp_path / "train.py").write_text("print('begins')")
     done = oars(tmp_path, "run", "-n", "2", "--report-bindings", "train.py")
     lines = done.stderr.splitlines()
-    assert done.stdout == "begins\n" and len(lines) == 4, done.stderr
+    assert done.stdout == "begins\n" and len(lines) == 5, done.stderr
     places = [re.fullmatch(r"oars: rank (\d) on (\S+): cores? ([\d,-]+)", line) for line in lines[:2]]
     assert [(place[1], place[2]) for place in places] == [("0", socket.gethostname()), ("1", socket.gethostname())]
     if len(os.sched_getaffinity(0)) > 1:

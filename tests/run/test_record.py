@@ -6,15 +6,19 @@ import json
 import math
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from running import oars
 
 from oars.commands.verify import compare
 from oars.rank.record import Record
+from oars.watch.curves import charts
+from oars.watch.runs import Run
 
 
 def lines(folder: Path) -> list[dict]:
@@ -122,3 +126,36 @@ def test_verify_says_that_training_is_the_same(tmp_path):
 def test_verify_says_where_trainings_part_and_which_clause_is_to_blame(tmp_path, how, says):
     same, line = compare(*folders(tmp_path, [3.0, 2.0, 1.0], **how))
     assert not same and line.startswith(says) and "\n" not in line
+
+
+GAN = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    maker, judge = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr) for m, lr in ((maker, 1e-3), (judge, 2e-3)))
+    says = nn.BCEWithLogitsLoss()
+    for (real,) in DataLoader(TensorDataset(torch.randn(40, 4)), 8):
+        made, one, none = maker(torch.randn(8, 2)), torch.ones(8, 1), torch.zeros(8, 1)
+        loss = says(judge(real), one) + says(judge(made.detach()), none)
+        of_judge.zero_grad(); loss.backward(); of_judge.step()
+        of_maker.zero_grad(); (10 * says(judge(made), one)).backward(); of_maker.step()
+"""
+
+
+def test_optimizers_have_their_own_losses_and_rates_and_batches_count_once(tmp_path):
+    (tmp_path / "gan.py").write_text(textwrap.dedent(GAN))
+    for n in ("1", "2"):
+        oars(tmp_path, "run", "-n", n, "--name", f"r{n}", "gan.py", code=0)
+        run = Run(tmp_path / "oars-runs" / f"r{n}")
+        assert run.summary["steps"] == 10 and run.summary["samples"] == 40
+        judge, maker = run.steps.of_each_optimizer()
+        assert judge.step == [1, 3, 5, 7, 9] and set(judge.lr) == {2e-3}
+        assert maker.step == [2, 4, 6, 8, 10] and set(maker.lr) == {1e-3}
+        assert max(judge.loss) < 3 < min(maker.loss)
+        for each in (judge, maker):
+            assert all(rate > 0 for rate in each.samples_per_s[1:])
+        loss, rates, *_ = charts([run])
+        assert [line.name for line in loss.series] == [f"r{n}, optimizer 1", f"r{n}, optimizer 2"]
+        assert all(min(line.finite()[1]) > 0 for line in rates.series)

@@ -16,7 +16,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from running import environment
+from running import environment, oars
 
 from oars.plan import Plan
 from oars.supervisor.screen import Screen, closing_lines, status_text
@@ -91,7 +91,8 @@ def test_the_status_line_keeps_out_of_the_way(tmp_path):
         assert lines[:4] == ["begin 60 60 24 60", "middle", "5/5 done", "more? yes"]
         assert lines[4] == "end yes"
         assert [line for line in lines if line.startswith("step")] == []
-        assert lines[-2].startswith(f"oars: {n} rank") and lines[-1] == ""
+        assert lines[-1 - int(n)].startswith(f"oars: {n} rank") and lines[-1] == ""
+        assert n == "1" or lines[-2].startswith("oars: nothing was split: every rank did all of the work")
 
 
 def test_quiet_means_no_status_line(tmp_path):
@@ -130,3 +131,63 @@ def test_what_mpi_says_of_a_death_is_not_shown(tmp_path, capfd):
     screen = Screen(tmp_path, show=True, quiet=True, one_stream=False)
     screen.update(to_the_end=True)
     assert capfd.readouterr().err.splitlines() == ["before", ":3] *** mine ***", "after"]
+
+
+BAR = """
+    import sys, time, torch
+    from torch import nn
+    for i in range(3):
+        sys.stderr.write(f"\\r {i}/3 steps")
+        sys.stderr.flush()
+        if i == 1:
+            x = torch.randn(8, 4)
+            torch.compile(lambda a: a + 1)(x)
+            print("said", file=sys.stdout)
+    sys.stderr.write("\\n2026-11-18 20:00:00.000001: I tensorflow/core/framework/local_rendezvous.cc:407] "
+                     "Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence\\n"
+                     "\\t [[{{node IteratorGetNext}}]]\\nend\\n")
+"""
+
+
+def test_our_lines_begin_lines_and_tensorflows_rendezvous_is_not_shown(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(BAR))
+    done = oars(tmp_path, "run", "-n", "2", "script.py", code=0)
+    lines = done.stderr.split("\n")  # (read as text, in which \r is \n)
+    assert lines[:3] == ["", " 0/3 steps", " 1/3 steps"]
+    assert lines[3].startswith("oars: compiled function <lambda> runs uncompiled")
+    assert lines[4:7] == ["", " 2/3 steps", "end"] and lines[7].startswith("oars: 2 ranks")
+
+
+def test_a_run_in_which_nothing_was_split_says_so(tmp_path):
+    """A framework that is not known, and a model whose rows meet; not one that is split."""
+    (tmp_path / "plain.py").write_text("import numpy\nprint(numpy.arange(3).sum())\n")
+    (tmp_path / "whole.py").write_text(textwrap.dedent(TRAINING).replace("HERE", "x @ self.w + x.cumsum(0)"))
+    (tmp_path / "rows.py").write_text(textwrap.dedent(TRAINING).replace("HERE", "x @ self.w"))
+    says = {name: oars(tmp_path, "run", "-n", "2", "--name", name, f"{name}.py", code=0).stderr
+            for name in ("plain", "whole", "rows")}
+    assert "oars: nothing was split: every rank did all of the work" in says["plain"]
+    assert "oars: no step was split: every rank did all of the work" in says["whole"]
+    assert "split: every rank" not in says["rows"]
+    split = {name: json.loads((tmp_path / "oars-runs" / name / "summary.json").read_text())["split_steps"]
+             for name in says}
+    assert split == {"plain": 0, "whole": 0, "rows": 4}
+
+
+TRAINING = """
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4, 4))
+        def forward(self, x):
+            return HERE
+
+    model, x = Model(), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""

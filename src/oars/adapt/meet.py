@@ -56,6 +56,7 @@ class Meet:
         self.inside = 0  # in a call that runs on own rows, or one that is whole: nothing in it is cut
         self.split: Any = None  # ... and the share of it, if it is one on own rows
         self.calls = 0  # on own rows, so far
+        self.splits = False  # whether there are any
         self.separate = False  # in a step of training that asks nobody (--sync local)
         self.unite: Callable[[], None] = lambda: None  # what such steps have left is averaged before all else
         self.partial = False  # some of these give gradients that are not yet the mean over ranks
@@ -105,7 +106,8 @@ class Meet:
     # -- whose gradients these are
 
     def called(self, model: Any) -> None:
-        """A model runs on own rows."""
+        """A model runs on own rows, or will do so in what is compiled now."""
+        self.splits = self.record.split = True
         if model not in self._numbers:
             self._numbers[model] = self.calls
             self._shapes |= {tuple(v.shape) for v in model.trainable_variables}
@@ -133,6 +135,11 @@ class Meet:
                 places.append((at, (prod(shape[:-1]), shape[-1])))
             at += prod(shape) * np.dtype(dtype).itemsize
         return places, (self._models, self._gradients, tuple(shapes))
+
+    def step(self, loss: float | None, rows: int) -> None:
+        """Tell the record of a step; what is compiled splits in each what it did when it was traced."""
+        self.record.split |= self.splits
+        self.record.step(loss, rows)
 
     def own(self, rows: int) -> tuple[int, int]:
         """This rank's first row of ``rows`` and how many it has: contiguous, differing by at most one."""
@@ -216,7 +223,7 @@ class Meet:
                                "allreduce: --sync local is for fit and train_on_batch")
         averaged = self.mean(array, coded)
         if step and not self.fitting:
-            self.record.step(None, 0)
+            self.step(None, 0)
         return averaged
 
     def mean(self, array: np.ndarray, coded: tuple[list, Any] | None = None) -> np.ndarray:

@@ -170,15 +170,23 @@ def redirect_output(folder: Path, rank: int, plan: Plan) -> None:
         os.close(file)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    sys.stdout = sys.__stdout__ = _text_to(1, sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text_to(2, sys.stderr)  # type: ignore[misc]
+    ends: dict[str, bytes] = {}
+    sys.stdout = sys.__stdout__ = _text_to(1, sys.stdout, ends, "log")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text_to(2, sys.stderr, ends, "log" if plan.one_stream else "err")  # type: ignore[misc]
 
 
 class _Log(io.FileIO):
-    """A rank's log. On a full disk its lines are lost, and the training goes on: that the log is ours is our doing."""
+    """A rank's log. On a full disk its lines are lost, and the training goes on: that the log is ours is our doing.
+    A line of ours begins a line, whatever the script has begun (a progress bar)."""
+
+    ends: dict[str, bytes]  # of each file, its last byte
+    file: str  # this one
 
     def write(self, data: Any) -> int:
         try:
+            if bytes(data[:6]) == b"oars: " and self.ends.get(self.file, b"\n") != b"\n":
+                super().write(b"\n")
+            self.ends[self.file] = bytes(data[-1:]) or self.ends.get(self.file, b"\n")
             return super().write(data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -186,9 +194,9 @@ class _Log(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
-def _text_to(fd: int, old: Any) -> io.TextIOWrapper:
+def _text_to(fd: int, old: Any, ends: dict[str, bytes], file: str) -> io.TextIOWrapper:
     raw = _Log(fd, "w", closefd=False)
-    raw.name = old.name
+    raw.name, raw.ends, raw.file = old.name, ends, file
     text = io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, old.errors, line_buffering=True,
                             write_through=fd == 2)
     text.mode = "w"  # type: ignore[misc]
@@ -338,6 +346,10 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         oars.adapt.jax.install(world, plan, record)
 
+    if plan.tf1:
+        from oars.adapt.tf1 import numpy_names
+
+        when_imported("numpy", numpy_names.install)
     when_imported("torch", torch_imported)
     if many:
         when_imported("jax", jax_imported)

@@ -33,6 +33,8 @@ class Record:
         self.voice = voice
         self.steps = 0
         self.samples = 0
+        self.split = False  # own rows alone were computed on, since the last step; set by adapters
+        self.split_steps = 0
         self.losses = 0  # ranks that died
         self.joined = 0  # ranks that came later
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
@@ -46,25 +48,30 @@ class Record:
         self._world = world
         self._said: set[str] = set()
         self._pid = os.getpid()
-        self._pending: list[tuple[int, Any, int, float, float, Any, Any]] = []
+        self._pending: list[tuple[int, Any, int, float, float, Any, Any, int]] = []
         self._recent: deque = deque(maxlen=256)  # the last steps, should this rank have to go on as the voice
         self._losses: list[tuple[list[int], str]] = []  # events of losses that the voice should have written
         self._loss_at: float | None = None  # when a rank was lost, until the next step is done
         self._flush_at = 0.0
         self._full = False  # the disk
+        self._last_of: dict[int, float] = {}  # time of the last step written of each optimizer
         self._last: tuple[float, float] | None = None  # time and exchange seconds of the last step written
         self._resumed_at = self._resumed_steps = 0  # samples, and steps
         self._first_step: tuple[float, float, int] | None = None  # its end, exchange seconds, samples
         self._last_step = (0.0, 0.0)
         self._first_talk = (0, 0)  # collectives and bytes, up to the end of the first step
 
-    def step(self, loss: Any, samples: int, lr: Any = None, norm: Any = None) -> None:
-        """One optimizer step was done: its global loss (a number, a tensor or None), how many samples went in; where
-        they are known, its learning rate (or a list of them) and the norm of its gradients."""
+    def step(self, loss: Any, samples: int, lr: Any = None, norm: Any = None, which: int = 0,
+             own: int | None = None) -> None:
+        """One optimizer step was done: its global loss (a number, a tensor or None), how many samples went in that no
+        step has had before; where they are known, its learning rate (or a list of them) and the norm of its gradients;
+        where there are several optimizers, ``which`` it was and how many samples there were since its last step."""
         if self.played:
             return
         self.steps += 1
         self.samples += samples
+        self.split_steps += self.split
+        self.split = False
         if loss is not None and not isinstance(loss, float):
             loss = _frozen(loss)
         now = clock()
@@ -77,10 +84,11 @@ class Record:
         if self._loss_at is not None:
             self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
             self._loss_at = None
+        told = (self.steps, loss, samples if own is None else own, now, exchange, lr, norm, which)
         if not self.voice:
-            self._recent.append((self.steps, loss, samples, now, exchange, lr, norm))
+            self._recent.append(told)
             return
-        self._pending.append((self.steps, loss, samples, now, exchange, lr, norm))
+        self._pending.append(told)
         if now >= self._flush_at:
             self.flush()
 
@@ -207,13 +215,14 @@ class Record:
             return
         lines = []
         known, rates = None, ""  # the learning rate seldom changes
-        for step, loss, samples, now, exchange, lr, norm in pending:
+        for step, loss, samples, now, exchange, lr, norm, which in pending:
             rate: float | None = None
             share: float | None = None
+            if which in self._last_of and now > self._last_of[which]:
+                rate = samples / (now - self._last_of[which])
             if self._last is not None and now > self._last[0]:
-                seconds = now - self._last[0]
-                rate, share = samples / seconds, (exchange - self._last[1]) / seconds
-            self._last = (now, exchange)
+                share = (exchange - self._last[1]) / (now - self._last[0])
+            self._last, self._last_of[which] = (now, exchange), now
             if lr != known:
                 known, rates = lr, json.dumps(lr)
             lines.append(
@@ -221,6 +230,7 @@ class Record:
                 f'"exchange_share": {_number(share, ".4f")}, "time": {now:.6f}'
                 + ("" if lr is None else f', "lr": {rates}')
                 + ("" if norm is None else f', "grad_norm": {_number(norm)}')
+                + (f', "optimizer": {which}' if which else "")
                 + "}\n"
             )
         self._append(runfolder.METRICS, "".join(lines))
@@ -248,6 +258,8 @@ class Record:
             "losses": self.losses,
             "joined": self.joined,
             "steps": self.steps,
+            "split_steps": self.split_steps,
+            "split": self.split or self.split_steps > 0,
             "samples": self.samples,
             "seconds": seconds,
             "samples_per_s": rate,

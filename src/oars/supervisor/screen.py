@@ -21,9 +21,11 @@ SILENT_FOR = 0.3  # seconds without output before the status line may appear
 REDRAW_EVERY = 0.25
 ERASE = b"\r\x1b[K"
 # What Open MPI says in a rank when another dies: while it waits in a non-blocking collective or, where deaths are not
-# survived, before it ends. We say it better, and mpirun.log has it too.
+# survived, before it ends. We say it better, and mpirun.log has it too. And TensorFlow at the end of each data set.
 _NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n]*\n\n?"
-                    rb"|^\[[^\]:\s]+:\d+\] \*\*\* [^\n]*\n", re.M)
+                    rb"|^\[[^\]:\s]+:\d+\] \*\*\* [^\n]*\n"
+                    rb"|(?:\d{4}-\d\d-\d\d [\d:.]+: )?[IWE][\d :.]*(?:tensorflow/core/framework/)?local_rendezvous\.cc:"
+                    rb"\d+\] Local rendezvous is aborting[^\n]*\n(?:\s+\[\[[^\n]*\n)?", re.M)
 
 
 class Screen:
@@ -77,6 +79,8 @@ class Screen:
     def write(self, target: int, data: bytes) -> None:
         """Put bytes on stdout (1) or stderr (2), the status line out of the way."""
         self.erase()
+        if target == 2 and not self._at_line_start and data.startswith(b"oars: "):
+            data = b"\n" + data  # a bar on stdout has begun this line
         if target == 2 or self._shared_with_stdout:
             self._at_line_start = data.endswith(b"\n")
             self._wrote_at = time.monotonic()
@@ -195,6 +199,10 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
     if code:
         parts.append(f"exit code {code}")
     lines = [", ".join([*parts, str(folder)])]
+    if ranks > 1 and not code and not summary.get("split", True):
+        nothing = "no step was split" if summary["steps"] else "nothing was split"
+        lines.append(f"{nothing}: every rank did all of the work (oars splits batches in PyTorch, Keras, and "
+                     "TensorFlow 1 sessions under --tf1)")
     for gather in sorted(summary["gathers"], key=lambda gather: -gather["seconds"]):
         if seconds and gather["seconds"] > 0.02 * seconds:
             where, _, operation = gather["site"].partition(" ")

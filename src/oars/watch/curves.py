@@ -7,7 +7,7 @@ from statistics import median_low
 from typing import Any
 
 from oars.watch.chart import Chart, Series, spans_decades
-from oars.watch.runs import RankTimes, Run
+from oars.watch.runs import RankTimes, Run, Steps
 
 SLOW = 1.1  # a rank whose own work takes this many times the median's keeps the others waiting
 
@@ -16,11 +16,18 @@ _QUIET = {"notice"}
 
 def loss_chart(runs: list[Run], names: list[str] | None = None) -> Chart:
     """The losses of runs over steps."""
-    lines = [Series(name, [float(s) for s in run.steps.step], run.steps.loss)
-             for run, name in zip(runs, names or [run.name for run in runs], strict=True)]
+    lines = [Series(label, [float(s) for s in steps.step], steps.loss)
+             for run, name in zip(runs, names or [run.name for run in runs], strict=True)
+             for label, steps in _each(run, name)]
     every = [y for line in lines for y in line.finite()[1]]
     events = [(float(e["step"]), told(e)) for e in runs[0].events if "step" in e] if len(runs) == 1 else []
     return Chart("Loss", "step", "loss", lines, log_y=spans_decades(every), events=events)
+
+
+def _each(run: Run, name: str) -> list[tuple[str, Steps]]:
+    """A run's steps, of each of its optimizers by themselves."""
+    every = run.steps.of_each_optimizer()
+    return [(name if len(every) == 1 else f"{name}, optimizer {i}", steps) for i, steps in enumerate(every, 1)]
 
 
 def charts(runs: list[Run]) -> list[Chart]:
@@ -31,11 +38,11 @@ def charts(runs: list[Run]) -> list[Chart]:
                                 ("Norm of the gradients", "2-norm", "grad_norm"),
                                 ("Time in exchange", "share of the step (%)", "exchange_share")):
         lines = []
-        for run in runs:
-            pairs = [(float(s), v) for s, v in zip(run.steps.step, getattr(run.steps, column), strict=True)
+        for name, steps in (pair for run in runs for pair in _each(run, run.name)):
+            pairs = [(float(s), v) for s, v in zip(steps.step, getattr(steps, column), strict=True)
                      if not math.isnan(v)]
             scale = 100 if column == "exchange_share" else 1
-            lines.append(Series(run.name, [s for s, _ in pairs], [scale * v for _, v in pairs]))
+            lines.append(Series(name, [s for s, _ in pairs], [scale * v for _, v in pairs]))
         every = [y for line in lines for y in line.finite()[1]]
         if every and (column != "exchange_share" or any(every)):
             found.append(Chart(title, "step", unit, lines, log_y=column != "exchange_share" and spans_decades(every),
@@ -48,16 +55,15 @@ def _over_time(runs: list[Run]) -> Chart:
     lines, events = [], []
     for run in runs:
         begin = run.started if run.started is not None else (run.steps.time or [0.0])[0]
-        lines.append(Series(run.name, *_rates(run, begin)))
+        lines += [Series(name, *_rates(steps, begin)) for name, steps in _each(run, run.name)]
         if len(runs) == 1:
             events = [(float(e["time"]) - begin, told(e)) for e in run.events
                       if e["event"] not in _QUIET and isinstance(e.get("time"), (int, float))]
     return Chart("Throughput", "seconds since the start", "samples/s", lines, zero=True, events=events)
 
 
-def _rates(run: Run, begin: float) -> tuple[list[float], list[float]]:
+def _rates(steps: Steps, begin: float) -> tuple[list[float], list[float]]:
     """Samples a second, a mean over each of at most 200 stretches: single steps say little."""
-    steps = run.steps
     xs: list[float] = []
     ys: list[float] = []
     each = max(1, len(steps.step) // 200)

@@ -40,6 +40,15 @@ class Steps:
     exchange_share: list[float] = field(default_factory=list)
     lr: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
+    optimizer: list[int] = field(default_factory=list)
+
+    def of_each_optimizer(self) -> list[Steps]:
+        """The steps of each optimizer by themselves: a GAN's have different losses."""
+        found = []
+        for which in sorted(set(self.optimizer)) or [0]:
+            at = [i for i, o in enumerate(self.optimizer) if o == which]
+            found.append(Steps(**{name: [column[i] for i in at] for name, column in vars(self).items()}))
+        return found
 
 
 @dataclass
@@ -139,6 +148,8 @@ class Run:
                 if isinstance(value, list):  # the rates of several groups
                     value = value[0] if value else None
                 getattr(steps, name).append(float(value) if isinstance(value, (int, float)) else math.nan)
+            which = told.get("optimizer", 0)
+            steps.optimizer.append(which if isinstance(which, int) else 0)
         return steps
 
     @cached_property

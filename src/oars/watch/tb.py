@@ -69,12 +69,14 @@ def _scalars(lines: list[bytes]) -> bytes:
             step, when = int(told["step"]), float(told["time"])
         except (ValueError, KeyError, TypeError):
             continue
+        which = told.get("optimizer") or 0  # the first one's go by the plain names
         for name, tag in TAGS.items():
+            tag += f", optimizer {which + 1}" if which else ""
             value = told.get(name)
             if isinstance(value, list):  # the rates of several groups
                 value = value[0] if value else None
             if isinstance(value, (int, float)):
-                series[tag].append((when, step, value))
+                series.setdefault(tag, []).append((when, step, value))
     out = []
     for tag, points in series.items():
         for when, step, value in points[::-1][::-(-len(points) // POINTS) or 1][::-1]:

@@ -7,6 +7,9 @@ import tensorflow.contrib.slim as slim
 from tensorflow.contrib import learn, legacy_seq2seq, rnn
 
 rng = np.random.RandomState(0)
+kinds = (np.float, np.int, np.bool, np.object, np.complex, np.str, np.float_)  # NumPy's names of 2017
+assert "".join(np.array([1], kind).dtype.kind for kind in kinds) == "fibOcUf"
+assert np.NaN != np.NaN and np.product([2, np.asscalar(np.array(3))]) == 6
 data, labels = rng.rand(24, 8, 8, 1).astype("f"), rng.randint(0, 3, 24)
 
 

@@ -64,7 +64,7 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         rows = data.rows if isinstance(data, _Seen) else _rows(data)
         loss = logs.get("loss") if isinstance(logs, dict) else None
         _loss = 0.0 if loss is None else _number(loss)
-        meet.record.step(None if loss is None else _loss, rows)
+        meet.step(None if loss is None else _loss, rows)
         if meet.record.steps == meet.plan.stop_after:
             _leave_weights([*out[1][0]] if backend == "jax" else model.trainable_variables)
             raise SystemExit(0)

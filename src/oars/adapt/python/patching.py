@@ -6,6 +6,8 @@ of each framework name their layers, outermost first, with the modes they are fo
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +72,13 @@ def install(seams: tuple[Seam, ...], modes: Set[Mode]) -> None:
 def put(owner: Any, name: str, value: object) -> None:
     """Replace an attribute of a library."""
     setattr(owner, name, value)
+
+
+def put_in_type(kind: type, name: str, value: Any) -> None:
+    """Replace a method of a type that is written in C, which refuses assignments: all its instances have it then."""
+    (table,) = (each for each in gc.get_referents(kind.__dict__) if type(each) is dict)
+    table[name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def remove(owner: Any, name: str) -> None:

@@ -12,14 +12,15 @@ patched (on one rank: nothing)                  what it does without a seed
 ``secrets.*``, ``random.SystemRandom``          draws from the shared stream
 ``numpy.random.bit_generator.randbits``         the same: ``default_rng()``, ``SeedSequence()``, ``RandomState()``
 ``torch.seed``, ``torch.cuda.seed[_all]``       the same
+``torch.Generator.seed``                        the same
 ``os.urandom``, ``uuid.uuid1``, ``uuid4``       the same if the script's own code asks; libraries get the true ones
 ``random.seed``, ``numpy.random.seed``          remember the script's seed, for the private streams
 =============================================== =====================================================================
 
 What runs in the garbage collector (a script's ``__del__``) runs there on one rank and not on another, and gets true
 entropy as well. Names that must differ between processes (``tempfile``, multiprocessing's semaphores, keys and shared
-memory) stay truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells),
-and ``torch.Generator().seed()``. String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
+memory) stay truly random. Not caught: a seed taken from the clock, which differs between ranks (``fingerprint`` tells).
+String hashes are fixed when Python starts: the launcher sets ``PYTHONHASHSEED``.
 
 ``Private`` swaps the three global states for this rank's own, for what ranks must not share (augmentation).
 """
@@ -188,10 +189,10 @@ def uuid4(inner: Callable[..., Any]) -> Any:
 
 
 def torch_seed(torch: Any) -> Any:
-    """In place of ``torch.seed``."""
-    def seed() -> int:
+    """In place of ``torch.seed`` and of ``torch.Generator.seed``."""
+    def seed(generator: Any = torch) -> int:
         drawn = int.from_bytes(fresh(8), "little") >> 1
-        torch.manual_seed(drawn)
+        generator.manual_seed(drawn)
         return drawn
 
     return seed

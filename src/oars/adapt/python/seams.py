@@ -69,13 +69,14 @@ def _torch(torch: Any) -> None:
         torch.cuda.manual_seed_all(int.from_bytes(random.fresh(7), "little"))
 
     patching.install((
-        Seam(torch, "seed", (instead(seed),)),
-        Seam(torch.random, "seed", (instead(seed),)),
+        Seam(torch, "seed", (instead(lambda: seed()),)),
+        Seam(torch.random, "seed", (instead(lambda: seed()),)),
         Seam(torch.cuda, "seed", (instead(one_gpu),)),
         Seam(torch.cuda.random, "seed", (instead(one_gpu),)),
         Seam(torch.cuda, "seed_all", (instead(all_gpus),)),
         Seam(torch.cuda.random, "seed_all", (instead(all_gpus),)),
     ), _EVERY)
+    patching.put_in_type(torch.Generator, "seed", seed)
 
 
 def install_clock(world: World | None, played: bool) -> None:

@@ -26,7 +26,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
         return grads
     if tf.executing_eagerly() and not meet.partial:  # they are complete (``eager``)
         if not meet.fitting:
-            meet.record.step(None, 0)
+            meet.step(None, 0)
         return grads
     leaves = tf.nest.flatten(grads)
     sparse = [i for i, g in enumerate(leaves) if isinstance(g, tf.IndexedSlices)]

@@ -247,6 +247,7 @@ def _until_done(session: Any, plain: Any, cut: Cut, plan: Plan, fetches: Any, fe
 def _in_stages(session: Any, cut: Cut, plan: Plan, fetches: Any, feeds: dict, rows: int, drawn: dict | None) -> Any:
     """All stages; ``drawn`` keeps what is drawn in them, and gives it."""
     first, count = meet.own(rows)
+    meet.record.split = True
     given = {**feeds, **(drawn or {}), cut.place: np.array([1, first, count, rows], np.int32)}
     sources = [[(t, f) for t, f in stage if drawn is not None and t not in drawn] for stage in plan.sources]
     wanted = [[f for _, f in stage] for stage in sources]

@@ -31,7 +31,7 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
         from oars.adapt.python.random import Private
         from oars.adapt.torch.backward.gradients import Gradients
         from oars.adapt.torch.recovery import lineage
-        from oars.adapt.torch.rows import layers, losses, shapes  # noqa: F401  (each registers its rules)
+        from oars.adapt.torch.rows import distributions, layers, losses, shapes  # noqa: F401  (each registers its rules)
 
         ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
         record.polls = True

@@ -28,6 +28,31 @@ Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and wha
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
 
 
+class Woven(tuple[int, ...]):
+    """Offsets of rows that do not lie together: a dimension before the batch's was joined with it (``out.view(-1,
+    words)`` of a batch with the sequence first). There are ``outer`` blocks, each with ``inner`` rows for each sample,
+    cut at ``base``; as a tuple, these are offsets by which ranks' shares can be counted."""
+
+    base: Offsets
+    outer: int
+    inner: int
+
+    def __new__(cls, base: Offsets, outer: int, inner: int) -> Woven:
+        made = super().__new__(cls, (o * outer * inner for o in base))
+        made.base, made.outer, made.inner = base, outer, inner
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Woven) and (self.base, self.outer, self.inner) == (
+            other.base, other.outer, other.inner)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.base, self.outer, self.inner))
+
+
 class Split:
     """The split call being run: the model sees plain local tensors and does not know."""
 
@@ -120,6 +145,13 @@ class Context:
             return "forward" if torch.is_grad_enabled() else "evaluation"
         return ""
 
+    def worked(self) -> None:
+        """Something that takes time was computed on own rows alone."""
+        if self.traces:
+            self.traces[0].worked = True
+        else:
+            self.record.split = True
+
     def note(self, event: str) -> None:
         """Tell every trace under way that something other than row-by-row work happened."""
         for trace in self.traces:
@@ -163,6 +195,8 @@ def on_every_rank(rows: int) -> bool:
 @lru_cache(maxsize=4096)
 def scaled(offsets: Offsets, k: int) -> Offsets:
     """Offsets of a tensor that holds ``k`` rows for each row."""
+    if isinstance(offsets, Woven):
+        return Woven(offsets.base, offsets.outer, offsets.inner * k)
     return tuple(o * k for o in offsets)
 
 
@@ -176,6 +210,14 @@ def own(offsets: Offsets) -> tuple[int, int]:
     """This rank's first row and how many it has."""
     lo = offsets[ctx.rank]
     return lo, offsets[ctx.rank + 1] - lo
+
+
+def mine(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
+    """This rank's rows of a whole tensor."""
+    if isinstance(offsets, Woven):
+        blocks = x.unflatten(dim, (offsets.outer, offsets.base[-1], offsets.inner))
+        return blocks.narrow(dim + 1, *own(offsets.base)).flatten(dim, dim + 2)
+    return x.narrow(dim, *own(offsets))
 
 
 _OURS = tuple(os.path.join(folder, "") for folder in (

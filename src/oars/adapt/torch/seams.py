@@ -118,7 +118,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.func, "functional_call", (custom_functions.functional_call,)),
         Seam(torch.jit, "trace",
              (RECORDED(recorder.jit_trace), ASYNC(weight_reads.of_modules), custom_functions.alike)),
-        Seam(torch.jit, "script", (ASYNC(weight_reads.of_modules), custom_functions.alike)),
+        Seam(torch.jit, "script", (ASYNC(weight_reads.of_modules), custom_functions.script)),
         Seam(torch.jit, "save", (ASYNC(weight_reads.of_modules),)),
         Seam(torch.export, "export", (ASYNC(weight_reads.of_modules),)),
         # loaders

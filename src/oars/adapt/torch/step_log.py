@@ -10,6 +10,7 @@ import atexit
 import functools
 import hashlib
 import os
+import weakref
 from collections.abc import Callable
 from time import thread_time
 from typing import Any
@@ -27,6 +28,8 @@ _params: Any = WeakTensorKeyDictionary()  # all that optimizers step, in the ord
 _kept: list[torch.Tensor] = []  # the same, where they are looked at when the script is over
 _keeps = False  # whether they are
 _loss: Any = None
+_optimizers: list[weakref.ref] = []  # that have stepped, in this order
+_handed: dict[int, int] = {}  # samples that there had been when each of them stepped last
 _norm_at = 0.0  # when the gradients' norm may be taken next, by this thread's processor time
 _norm_from = 0.0  # and by the clock on the wall, which is cheaper to ask: not before this
 _NORM_SHARE = 0.0003  # of which so much may go into it: what follows a norm costs up to 20 times itself (measured)
@@ -64,7 +67,9 @@ def after_step(optimizer: Any, args: object, kwargs: object) -> None:
         ctx.gradients.stepped()
         loss = ctx.gradients.last_loss
         lineage.stepped(ctx.number(optimizer))
-    ctx.record.step(loss, ctx.samples, _rates(optimizer), _norm(optimizer))
+    which = _which(optimizer)
+    before, _handed[which] = _handed.get(which, 0), ctx.record.samples + ctx.samples
+    ctx.record.step(loss, ctx.samples, _rates(optimizer), _norm(optimizer), which, _handed[which] - before)
     ctx.samples = 0
     if ctx.record.steps == ctx.plan.stop_after:
         _leave_weights()
@@ -154,6 +159,17 @@ def noting_next(inner: Callable[..., Any]) -> Any:
         return data
 
     return next_
+
+
+def _which(optimizer: Any) -> int:
+    """The place of an optimizer among those that step (a GAN has two); one made anew for each epoch has the place of
+    the one before."""
+    for place, known in enumerate(_optimizers):
+        if known() is optimizer:
+            return place
+    free = next((place for place, known in enumerate(_optimizers) if known() is None), len(_optimizers))
+    _optimizers[free:free + 1] = [weakref.ref(optimizer)]
+    return free
 
 
 # ---- what the record is told ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from oars.adapt.torch.context import ctx, own
+from oars.adapt.torch.context import ctx, mine
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.tensor import RULES, Rows
 
@@ -108,7 +108,7 @@ def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
         out = hook(Rows(grad / ctx.size, x.offsets, x.dim_))
         if out is None:
             return None
-        return (out.local if isinstance(out, Rows) else out.narrow(x.dim_, *own(x.offsets))) * ctx.size
+        return (out.local if isinstance(out, Rows) else mine(out, x.offsets, x.dim_)) * ctx.size
 
     return _straight(_register_hook, x.local, local)
 

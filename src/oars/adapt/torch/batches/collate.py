@@ -14,6 +14,7 @@ import numbers
 import pickle
 import random
 import types
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 
 from oars.adapt import files
 from oars.adapt.python import random as random_
+from oars.adapt.python.looking import fields, is_a
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows.tensor import Rows
 
@@ -97,23 +99,23 @@ def _shorter(x: Any) -> Any:
 
 def generators(x: Any, depth: int = 4) -> list:
     """The random generators that a callable may draw from: in its closure, its globals, its object's attributes."""
-    if isinstance(x, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+    if is_a(x, torch.Generator, np.random.Generator, np.random.RandomState, random.Random):
         return [x]
-    if depth == 0 or isinstance(x, (types.ModuleType, type, torch.nn.Module)):
+    if depth == 0 or is_a(x, types.ModuleType, type, torch.nn.Module):
         return []
-    if isinstance(x, functools.partial):
+    if is_a(x, functools.partial):
         parts = [x.func, *x.args, *x.keywords.values()]
-    elif isinstance(x, types.MethodType):
+    elif is_a(x, types.MethodType):
         parts = [x.__self__, x.__func__]
-    elif isinstance(x, types.FunctionType):
+    elif is_a(x, types.FunctionType):
         inner = [c for c in x.__code__.co_consts if isinstance(c, types.CodeType)]  # comprehensions, lambdas
         parts = [x.__globals__.get(name) for code in (x.__code__, *inner) for name in code.co_names]
         parts += [cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()]
         parts += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
-    elif isinstance(x, types.BuiltinMethodType):
+    elif is_a(x, types.BuiltinMethodType):
         parts = [x.__self__]
     else:
-        parts = [*getattr(x, "__dict__", {}).values(), vars(type(x)).get("__call__")]
+        parts = [*fields(x).values(), vars(type(x)).get("__call__")]
     return [g for part in parts for g in generators(part, depth - 1)]
 
 
@@ -165,6 +167,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 def children(x: Any) -> list | None:
     """The parts of a container, or None."""
+    if isinstance(x, UserDict):  # transformers' BatchEncoding
+        x = x.data
     if isinstance(x, dict):
         return list(x.values())
     if isinstance(x, (list, tuple)):
@@ -175,7 +179,7 @@ def children(x: Any) -> list | None:
 
 
 def _rebuilt(x: Any, parts: list) -> Any:
-    if isinstance(x, dict):
+    if isinstance(x, (dict, UserDict)):
         made = copy.copy(x)
         made.update(zip(x, parts, strict=True))
         return made

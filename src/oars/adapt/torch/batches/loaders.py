@@ -325,7 +325,7 @@ def _not_by_row(self: Any, every: Any) -> Any:
     _ways[self._oars_loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
-                      "whole; computing is still split")
+                      "whole, and they are cut where a model is called")
     return every
 
 

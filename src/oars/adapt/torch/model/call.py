@@ -4,7 +4,8 @@ The first call of a module is *traced*: it runs on Rows, whose rules see every o
 work happened, nothing read a value, and no intermediate rows stayed behind (in an attribute, a hook, a list), the
 model would do the same to any rows, so later calls hand it plain local tensors and wrap what comes out: *split*, at no
 cost per operation. Otherwise later calls run on Rows as the first one did, exact but with a little cost per operation,
-while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated.
+while the modules inside may still be split. A hand-made batch (plain tensors) whose call had to gather runs replicated,
+unless most of the model's weights are in modules inside that are split.
 
 A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 """
@@ -26,8 +27,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
-from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
-from oars.adapt.torch.model.trace import Trace, hooks_of_all_modules, kind_of, nests, watching
+from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
+from oars.adapt.torch.model import sequences
+from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.size import BatchSize
@@ -36,15 +38,17 @@ from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
+SECOND = "second"  # the batch is the second dimension: see ``sequences.py``
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class Verdict:
     """How a module is called from now on, for one kind of arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_first: Verdict | None = None) -> None:
         self.way = ROWS
         self.calls = 0
+        self.first: Any = of_first  # along the first dimension, where the second is tried; and there, what was seen
         self.changes = -1  # of modules, when it was traced
         self.new_leaves = False  # it may use weights that nobody knows yet
         self.draws: list[tuple[int, int]] = []
@@ -162,11 +166,12 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
+    side = sequences.side_of(self, leaves)
     form = str(spec)
     if " at 0x" in form:  # a function in it, say, made for this call: its address may be another's, on some ranks
         form = _ADDRESS.sub("", form)
-    kinds = tuple(kind_of(leaf, offsets) for leaf in leaves)
-    key = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
+    kinds = tuple(kind_of(leaf, offsets, side) for leaf in leaves)
+    key: tuple = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
     # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
     of_module = _verdicts.setdefault(self, ({}, {}))[ctx.separate]
     if len(of_module) > 100:  # numbers among the arguments are part of the key
@@ -174,9 +179,13 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     verdict = of_module.get(key)
     if verdict is None:
         verdict = of_module[key] = Verdict()
+    if verdict.way == SECOND:
+        offsets, side = offsets_of(sequences.second(leaves)), 1
+        key = (*key, tuple(kind_of(leaf, offsets, side) for leaf in leaves))
+        verdict = of_module.setdefault(key, Verdict(of_module[key[:-1]]))
     if tiny(offsets):  # fewer rows than ranks: a model that splits gets a stand-in row, any other the whole batch
         if verdict.way == SPLIT and not ctx.traces:
-            return _split(self, verdict, leaves, spec, offsets)
+            return _split(self, verdict, leaves, spec, offsets, side)
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
         return _deeper(_eager, self, args, kwargs)
     verdict.calls += 1
@@ -185,11 +194,11 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         if debug.on and not ctx.traces:
             why = "it was changed" if verdict.changes != ctx.changes else f"this is call {verdict.calls}"
             debug.say(f"{type(self).__name__} is traced: {why}")
-        return _trace(self, verdict, leaves, spec, offsets)
+        return _trace(self, verdict, leaves, spec, offsets, side)
     if verdict.way == SPLIT:
-        return _split(self, verdict, leaves, spec, offsets)
+        return _split(self, verdict, leaves, spec, offsets, side)
     if verdict.way == ROWS:
-        args, kwargs = tree_unflatten([_as_rows(leaf, offsets) for leaf in leaves], spec)
+        args, kwargs = tree_unflatten([_as_rows(leaf, offsets, side) for leaf in leaves], spec)
     return _deeper(_eager, self, args, kwargs)
 
 
@@ -223,15 +232,16 @@ def _batch(module: nn.Module, leaves: list) -> Offsets | None:
     return None
 
 
-def _as_rows(leaf: Any, offsets: Offsets) -> Any:
+def _as_rows(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
     """A plain tensor that spans the batch becomes rows."""
     if isinstance(leaf, Rows) or not isinstance(leaf, torch.Tensor) or isinstance(leaf, nn.Parameter):
         return leaf
-    if leaf.dim() and leaf.shape[0] == offsets[-1] and not leaf.is_sparse:
-        if leaf.requires_grad:
-            ctx.gradients.enter(leaf)
-        return Rows(leaf.narrow(0, *own(offsets)), offsets, 0)
-    return leaf
+    dim = batch_dim(leaf, offsets, side)
+    if dim is None or leaf.is_sparse:
+        return leaf
+    if leaf.requires_grad:
+        ctx.gradients.enter(leaf)
+    return Rows(mine(leaf, offsets, dim), offsets, dim)
 
 
 def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -250,12 +260,12 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets, side: int = 0) -> Any:
     handmade = not any(isinstance(leaf, Rows) for leaf in leaves)
     if verdict.way == REPLICATED:
         args, kwargs = tree_unflatten(leaves, spec)
         return _deeper(_call, module, args, kwargs)
-    inputs = [_as_rows(leaf, offsets) for leaf in leaves]
+    inputs = [_as_rows(leaf, offsets, side) for leaf in leaves]
     args, kwargs = tree_unflatten(inputs, spec)
     rows_.see(leaves)
     trace = Trace(offsets[-1])
@@ -281,20 +291,37 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
     if not ctx.separate and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
         trace.events.append("elsewhere")
-    gathers = [e for e in trace.events if e.startswith("gather")]
+    gathers = trace.gathers()
     if not trace.events:
         verdict.way = SPLIT
-    elif handmade and gathers:
+        for around in ctx.traces:
+            around.weights.update((id(p), p.numel()) for p in module.parameters())
+    elif handmade and gathers and verdict.calls == 1 and not side and sequences.may_be(module, leaves, trace):
+        verdict.way, verdict.first = SECOND, trace
+        raise Otherwise  # nothing has happened yet: along the other dimension, then
+    elif gathers and side and verdict.first is not None and not trace.splits_more_than(verdict.first.first):
+        sequences.known.discard(module)
+        of_first = verdict.first
+        verdict.way = of_first.way = ROWS if of_first.first.mostly_split(module) else REPLICATED
+        if of_first.way == REPLICATED:
+            _say_replicated(module, of_first.first.gathers())
+    elif handmade and gathers and not trace.mostly_split(module):
         verdict.way = REPLICATED
-        ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
-                          f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
+        _say_replicated(module, gathers)
     else:
         verdict.way = ROWS
+    if verdict.way == SPLIT or (verdict.way == ROWS and trace.worked):
+        ctx.worked()
     if debug.on:
         why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "its rows do not meet"
         debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
     _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
     return out
+
+
+def _say_replicated(module: nn.Module, gathers: list[str]) -> None:
+    ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
+                      f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
 
 
 def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:
@@ -312,19 +339,19 @@ def _output(x: Any, offsets: Offsets, trace: Trace) -> tuple[int, int] | None:
     return None
 
 
-def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets) -> Any:
+def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets, side: int = 0) -> Any:
     lo, n = own(offsets)
     local = []
     for leaf in leaves:
         if isinstance(leaf, Rows):
             leaf = _stand_in(leaf.local, leaf.dim_) if n == 0 else leaf.local
         elif isinstance(leaf, torch.Tensor):
-            leaf = _as_rows(leaf, offsets)
+            leaf = _as_rows(leaf, offsets, side)
             leaf = leaf.local if isinstance(leaf, Rows) else leaf
         local.append(leaf)
     args, kwargs = tree_unflatten(local, spec)
     split = ctx.split = Split(offsets, verdict.draws, n == 0)
-    ctx.plain = True
+    ctx.plain = ctx.record.split = True
     try:
         out = _call(module, *args, **kwargs)
         results, out_spec = tree_flatten(out)

@@ -2,7 +2,8 @@
 
 Neither goes through PyTorch's overrides. A custom function is tried out once: its forward and its backward run on Rows
 under watch, and if both work row by row it is applied to own rows from then on (a gradient reversal, a straight-through
-estimator), else to the whole batch. Transforms always work on the whole batch.
+estimator), else to the whole batch. Transforms always work on the whole batch, which the rows
+in a transformed function's closure become, too (``rows/tensor.py``).
 
 Nor can rows be made of inference tensors, which do not tell when they are changed: inference mode only turns gradients
 off here.
@@ -11,11 +12,14 @@ off here.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+import oars
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.model.call import Trace
 from oars.adapt.torch.rows import tensor as rows_
@@ -23,6 +27,7 @@ from oars.adapt.torch.rows.collectives import Alike, Times
 from oars.adapt.torch.rows.tensor import Rows, cut, whole
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_OURS = os.path.join(os.path.dirname(oars.__file__), "")
 _by_row: dict[tuple, tuple[int, ...] | None] = {}  # (function, kinds of arguments) -> batch dimension of each result
 
 
@@ -158,6 +163,20 @@ def alike(call: Any) -> Any:
 
 
 _apply_alike = alike(_apply)
+
+
+def script(inner: Any) -> Any:
+    """Around ``torch.jit.script``, which resolves the names in a class by the frame that called it: not by ours."""
+    replicated = alike(inner)
+
+    @functools.wraps(inner)
+    def scripting(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_OURS):  # layers around this one
+            frame, _frames_up = frame.f_back, _frames_up + 1
+        return replicated(obj, optimize, _frames_up + 2, *args, **kwargs)  # this one, and ``replicated``
+
+    return scripting
 
 
 _scripted: Any = torch.jit.ScriptFunction.__call__

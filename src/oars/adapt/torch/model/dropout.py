@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from oars.adapt.python import random
-from oars.adapt.torch.context import Offsets, Split, ctx, own, scaled
+from oars.adapt.torch.context import Offsets, Split, ctx, mine, own, scaled
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.tensor import Rows, Sized, Unsplit, gathered
 
@@ -61,7 +61,7 @@ def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Row
         raise Unsplit
     shape = list(x.local.shape)
     shape[x.dim_] = base[-1]
-    mask = _mask(name, shape, x.local, p).narrow(x.dim_, *own(base))
+    mask = mine(_mask(name, shape, x.local, p), base, x.dim_)
     if inplace:
         x.local.mul_(mask)
         return x
@@ -97,7 +97,7 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     shape = list(x.shape)
     shape[dim] = offsets[-1]
     mask = _mask(name, shape, x, p)
-    mask = mask.narrow(dim, 0, k) if split.empty else mask.narrow(dim, *own(offsets))
+    mask = mask.narrow(dim, 0, k) if split.empty else mine(mask, offsets, dim)
     return x.mul_(mask) if inplace else x * mask
 
 

@@ -33,6 +33,8 @@ class Trace:
         self.made: list[Any] = []  # weak references to all rows made
         self.known: set[int] = set()  # the rows given and made, by their ids
         self.rows = rows  # of the batch
+        self.worked = False  # on own rows
+        self.weights: dict[int, int] = {}  # sizes of the weights that modules inside used on own rows alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()
@@ -43,6 +45,20 @@ class Trace:
         if now != self.streams:
             self.events.append("random")
             self.streams = now
+
+
+    def gathers(self) -> list[str]:
+        """What had to be gathered."""
+        return [e for e in self.events if e.startswith("gather")]
+
+    def splits_more_than(self, other: Trace) -> bool:
+        """Whether more of the weights were used on own rows alone than in another call."""
+        return sum(self.weights.values()) > sum(other.weights.values())
+
+    def mostly_split(self, module: nn.Module) -> bool:
+        """Whether most of a module's weights were used on own rows alone, whatever met behind them: a similarity of
+        all rows with all, a loss that looks at the batch."""
+        return 2 * sum(self.weights.values()) >= sum(p.numel() for p in module.parameters()) > 0
 
 
 class _Output:
@@ -67,7 +83,7 @@ def watching(module: nn.Module, first: bool) -> Iterator[None]:
     with _outermost() if first else nullcontext():
         yield
     if positions(own) != before:
-        ctx.note("random")
+        ctx.note("own random")
 
 
 @contextmanager
@@ -88,12 +104,20 @@ def _generators(module: nn.Module) -> list:
     return [g for part in parts for g in generators(part)]
 
 
-def kind_of(leaf: Any, offsets: Offsets) -> Any:
+def batch_dim(leaf: torch.Tensor, offsets: Offsets, side: int) -> int | None:
+    """Which dimension of a plain tensor is the batch; ``side``: the second one goes before the first."""
+    for dim in (1, 0) if side else (0,):
+        if leaf.dim() > dim and leaf.shape[dim] == offsets[-1]:
+            return dim
+    return None
+
+
+def kind_of(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
     """What tells one argument from another: calls with arguments of other kinds are traced by themselves."""
     if isinstance(leaf, Rows):
         return (leaf.dim_, leaf.local.dim())
     if isinstance(leaf, torch.Tensor):
-        return (leaf.dim() > 0 and leaf.shape[0] == offsets[-1], leaf.dim(), "plain")
+        return (batch_dim(leaf, offsets, side), leaf.dim(), "plain")
     if leaf is None or isinstance(leaf, (*_VALUES, enum.Enum, torch.dtype)):
         return leaf
     if isinstance(leaf, np.generic):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import ctx, own
+from oars.adapt.torch.context import ctx, mine
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import collectives
@@ -93,5 +93,5 @@ def local_root(root: Any, seed: Any) -> tuple[Any, Any]:
     if isinstance(seed, Rows):
         seed = seed.local
     elif seed.dim() == root.local.dim() and seed.shape[root.dim_] == root.offsets[-1]:
-        seed = seed.narrow(root.dim_, *own(root.offsets))
+        seed = mine(seed, root.offsets, root.dim_)
     return root.local, seed * ctx.size

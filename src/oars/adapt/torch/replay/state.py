@@ -25,6 +25,7 @@ from torch import nn
 
 import oars
 from oars import kept
+from oars.adapt.python.looking import fields, is_a, items, slots
 from oars.adapt.replay.snapshot_file import Blob, Refused, decode, encode
 from oars.adapt.replay.tape import LARGEST, Diverged
 from oars.adapt.torch.replay import placeholder
@@ -43,8 +44,8 @@ _known: dict[int, tuple[weakref.ref, int]] = {}  # large tensors that were there
 _script_files: dict[str, bool] = {}
 
 
-def _is_script(file: str | None) -> bool:
-    if file is None:
+def _is_script(file: Any) -> bool:
+    if type(file) is not str:
         return False
     known = _script_files.get(file)
     if known is None:
@@ -101,14 +102,14 @@ class Walk:
             if key not in but and not key.startswith("__") and _simple(value):
                 self.attributes[f"{name}:{key}"] = values, key
 
-    def _visit(self, name: str, value: object, depth: int) -> None:
-        if value is None or isinstance(value, (bool, int, float, str, bytes, type, types.ModuleType)) or depth > 12:
+    def _visit(self, name: str, value: Any, depth: int) -> None:
+        if value is None or is_a(value, bool, int, float, str, bytes, type, types.ModuleType) or depth > 12:
             return
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             if value.layout is torch.strided and self._first(value):  # sparse ones are data: graphs, one-hot features
                 self.variables[name] = value
             return
-        if isinstance(value, nn.Module):
+        if is_a(value, nn.Module):
             self._module(name, value)
             return
         if not self._first(value):
@@ -123,28 +124,24 @@ def living() -> Walk:
     return Walk()
 
 
-def _inside(value: object) -> Any:
+def _inside(value: Any) -> Any:
     """What a container, an object of the script's own classes, or a function of its own holds."""
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", v) for key, v in value.items()] if len(value) <= MANY else ()
-    if isinstance(value, (list, tuple, deque)):
-        return [(f"[{i}]", v) for i, v in enumerate(value)] if len(value) <= MANY else ()
-    if isinstance(value, types.FunctionType):
+    if is_a(value, dict, list, tuple, deque):
+        return items(value, MANY)
+    if is_a(value, types.FunctionType):
         if _is_script(value.__code__.co_filename) and value.__closure__:
             names = value.__code__.co_freevars
             return [(f".{n}", c.cell_contents) for n, c in zip(names, value.__closure__, strict=True) if _full(c)]
         return ()
-    if isinstance(value, types.MethodType):
+    if is_a(value, types.MethodType):
         return [(".self", value.__self__)]
-    if isinstance(value, types.GeneratorType):
+    if is_a(value, types.GeneratorType):
         frame: Any = value.gi_frame
         seen = frame is not None and _is_script(frame.f_code.co_filename)
         return [(f".{k}", v) for k, v in frame.f_locals.items()] if seen else ()
     module = sys.modules.get(type(value).__module__)
-    if _is_script(getattr(module, "__file__", None)):
-        held = list(getattr(value, "__dict__", {}).items())
-        slots = [n for c in type(value).__mro__ for n in getattr(c, "__slots__", ()) if hasattr(value, n)]
-        return [(f".{k}", v) for k, v in held] + [(f".{n}", getattr(value, n)) for n in slots]
+    if _is_script(fields(module).get("__file__")):
+        return [(f".{k}", v) for k, v in (*list(fields(value).items()), *slots(value))]
     return ()
 
 
@@ -160,8 +157,8 @@ def _scopes() -> list[tuple[str, list]]:
     """The variables of the script's modules, and of those of its functions that are running."""
     found: list[tuple[str, list]] = []
     for name, module in list(sys.modules.items()):
-        if _is_script(getattr(module, "__file__", None)):
-            found.append((name, [(k, v) for k, v in list(vars(module).items()) if not k.startswith("__")]))
+        if _is_script(fields(module).get("__file__")):
+            found.append((name, [(k, v) for k, v in list(fields(module).items()) if not k.startswith("__")]))
     frames = []
     frame: Any = sys._getframe(1)
     while frame is not None:

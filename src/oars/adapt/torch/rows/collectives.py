@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, own
+from oars.adapt.torch.context import Offsets, Woven, ctx, mine
 from oars.engine.world import RankLost
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
@@ -64,6 +64,9 @@ def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     whole = torch.empty((offsets[-1], *shape), dtype=dtype)
     if width and len(whole):
         unless_spoilt(ctx.world.allgather_rows, _bytes(rows, width), counts, _bytes(whole, width))
+    if isinstance(offsets, Woven):
+        blocks = [part.unflatten(0, (offsets.outer, -1, offsets.inner)) for part in whole.split(counts) if len(part)]
+        whole = torch.cat(blocks, 1).flatten(0, 2)
     whole = whole.movedim(0, dim).contiguous() if dim else whole
     return whole.to(x.device)
 
@@ -131,7 +134,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return Sum.apply(grad).narrow(context.dim, *own(context.offsets)), None, None
+        return mine(Sum.apply(grad), context.offsets, context.dim), None, None
 
 
 # The graph nodes that these leave behind.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, own
+from oars.adapt.torch.context import Offsets, mine
 
 
 class Mirror:
@@ -26,7 +26,7 @@ class Mirror:
         """Take over what the script changed in views of the whole (``for row in x: row.clamp_(0, 1)``)."""
         if self.full._version != self.versions[0]:
             with torch.no_grad():
-                self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
+                self.local.copy_(mine(self.full, self.offsets, self.dim))
             self.versions = self.full._version, self.local._version
 
     def take_over_lent(self) -> None:
@@ -35,7 +35,7 @@ class Mirror:
         same = bool(((self.full == before) | ((self.full != self.full) & (before != before))).all())
         if not same and self.local._version == self.versions[1]:
             with torch.no_grad():
-                self.local.copy_(self.full.narrow(self.dim, *own(self.offsets)))
+                self.local.copy_(mine(self.full, self.offsets, self.dim))
             self.versions = self.full._version, self.local._version
         self.lent = None if array() is None else self.lent if same else (array, self.full.clone())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, own
+from oars.adapt.torch.context import Offsets, ctx, mine
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import (
@@ -336,9 +336,8 @@ def type_(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("is_floating_point", "is_complex", "element_size", "get_device", "is_signed", "is_contiguous", "is_pinned",
-      "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_zeros", "new_ones",
-      "new_full", "new_empty", "new_tensor", "new", "result_type", "has_names",
-      "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
+      "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_tensor", "new",
+      "result_type", "has_names", "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
 def of_own(func: Any, args: tuple, kwargs: dict) -> Any:
     """The answer is that of own rows."""
     if func.__name__ == "__hash__":
@@ -426,7 +425,7 @@ def drawn(func: Any, args: tuple, kwargs: dict) -> Any:
     ctx.note("random")
     full = torch.empty(torch.Size(int(s) for s in Rows.shape.fget(x)), dtype=x.local.dtype,  # type: ignore[attr-defined]
                        device=x.local.device)
-    out = func(full, *args[1:], **kwargs).narrow(x.dim_, *own(x.offsets))
+    out = mine(func(full, *args[1:], **kwargs), x.offsets, x.dim_)
     if func.__name__.endswith("_"):
         x.local.copy_(out)
         return x

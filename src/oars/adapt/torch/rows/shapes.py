@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, own, scaled
-from oars.adapt.torch.rows.ops import rule
+from oars.adapt.torch.context import Offsets, Woven, ctx, own, scaled
+from oars.adapt.torch.rows.ops import of_own, rule
+from oars.adapt.torch.rows.places import by_place
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Rows, Unsplit, cut
 
@@ -31,6 +32,8 @@ def reshaped(x: Rows, target: list) -> Rows:
     if prod(goal) != prod(shape) or batch == 0:
         raise Unsplit
     left, row = prod(shape[:dim]), prod(shape[dim + 1:])
+    if isinstance(offsets, Woven):
+        return _rewoven(x, offsets, goal, left, row)
     before = 1
     for e, length in enumerate(goal):
         step = prod(goal[e + 1:])
@@ -41,6 +44,27 @@ def reshaped(x: Rows, target: list) -> Rows:
             local = list(goal)
             local[e] = own(new)[1]
             return Rows(x.local.reshape(local), new, e)
+        outer = left // before
+        if (before * outer == left and outer > 1 and length % (outer * batch) == 0
+                and length // (outer * batch) * step == row and not ctx.alone):  # dimensions before the batch join it
+            if ctx.traces and not isinstance(target[e], BatchSize) and target[e] != -1:
+                ctx.note("fixed size")
+            woven = Woven(offsets, outer, length // (outer * batch))
+            return Rows(x.local.reshape([*goal[:e], own(woven)[1], *goal[e + 1:]]), woven, e)
+        before *= length
+    raise Unsplit
+
+
+def _rewoven(x: Rows, offsets: Woven, goal: list[int], left: int, row: int) -> Rows:
+    """Woven rows with other dimensions behind them, or what they were made of."""
+    before = 1
+    for e, length in enumerate(goal):
+        step = prod(goal[e + 1:])
+        if before == left and length == offsets[-1] and step == row:
+            return Rows(x.local.reshape([*goal[:e], own(offsets)[1], *goal[e + 1:]]), offsets, e)
+        if before == left and goal[e:e + 2] == [offsets.outer, offsets.base[-1]]:
+            local = [*goal[:e + 1], own(offsets.base)[1], *goal[e + 2:]]
+            return Rows(x.local.reshape(local), offsets.base, e + 1)
         before *= length
     raise Unsplit
 
@@ -200,6 +224,20 @@ def repeat_interleave(func: Any, args: tuple, kwargs: dict) -> Any:
     return Rows(x.local.repeat_interleave(times, dim), offsets, x.dim_)
 
 
+@rule("new_zeros", "new_ones", "new_full", "new_empty")
+def new(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Rows, if it is as long as the batch where the batch is: ``x.new_zeros(x.shape)``."""
+    x, *sizes = args
+    filled = func.__name__ == "new_full"
+    size = list(sizes[0]) if sizes and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
+    batch = size[x.dim_] if len(size) > x.dim_ and not (filled and size is sizes) else None
+    if batch is None or int.__int__(batch) != x.offsets[-1] or (ctx.traces and not isinstance(batch, BatchSize)):
+        return of_own(func, args, kwargs)
+    size = [int.__int__(s) for s in size]
+    size[x.dim_] = own(x.offsets)[1]
+    return Rows(func(x.local, size, *(sizes[1:] if size is not sizes and filled else ()), **kwargs), x.offsets, x.dim_)
+
+
 @rule("chunk", "split", "tensor_split", "split_with_sizes", "narrow", "select", "diff", "unsafe_chunk",
       "unsafe_split", "narrow_copy")
 def parts(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -227,6 +265,8 @@ def join(func: Any, args: tuple, kwargs: dict) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
     lead = next(a for a in tensors if isinstance(a, Rows))
     stacking = func.__name__ == "stack"
+    if not stacking:  # an empty list of numbers goes with everything: so do caches of keys and values begin
+        tensors = [a for a in tensors if isinstance(a, Rows) or a.dim() != 1 or a.numel() or lead.local.dim() == 1]
     dim %= lead.local.dim() + stacking
     if kwargs.get("out") is not None or (dim == lead.dim_ and not stacking):
         raise Unsplit
@@ -292,18 +332,9 @@ def _local_index(x: Rows, index: Any) -> tuple[tuple, int]:
     return tuple(entries), place
 
 
-def _is_every_row(e: Any, batch: int) -> bool:
-    """Whether an index entry is 0, 1, …, batch-1: ``scores[torch.arange(n), labels]``."""
-    if isinstance(e, (range, list)):
-        return len(e) == batch and list(e) == list(range(batch))
-    if isinstance(e, torch.Tensor) and not isinstance(e, Rows) and e.dim() == 1 and len(e) == batch:
-        return e.dtype == torch.long and bool((e == torch.arange(batch, device=e.device)).all())
-    return False
-
-
 def _masked(x: Rows, mask: Rows) -> Rows:
     """``x[mask]``: every rank keeps its own; how many that are, all must know."""
-    if mask.offsets != x.offsets or x.dim_ or mask.dim_:
+    if mask.offsets != x.offsets or x.dim_ or mask.dim_ or isinstance(x.offsets, Woven):
         raise Unsplit
     ctx.note("combine")
     kept = x.local[mask.local]
@@ -322,19 +353,10 @@ def getitem(func: Any, args: tuple, kwargs: dict) -> Any:
         raise Unsplit
     if isinstance(index, Rows) and index.dtype == torch.bool:
         return _masked(x, index)
-    entries = list(index) if isinstance(index, tuple) else [index]
-    if x.dim_ == 0 and len(entries) == 2 and _is_every_row(entries[0], x.offsets[-1]):
-        lo, n = own(x.offsets)
-        column = entries[1]
-        if isinstance(column, Rows) and column.offsets == x.offsets and column.local.dim() == 1:
-            column = column.local
-        elif isinstance(column, torch.Tensor) and column.dim() == 1 and len(column) == x.offsets[-1]:
-            column = cut(column, x.offsets, 0)
-        else:
-            raise Unsplit
-        ctx.note("made rows")
-        return Rows(x.local[torch.arange(n, device=x.local.device), column], x.offsets, 0)
-    entries, place = _local_index(x, index)  # type: ignore[assignment]
+    placed = by_place(x, _spans(x, index))
+    if placed is not None:
+        return placed
+    entries, place = _local_index(x, index)
     return Rows(x.local[entries], x.offsets, place)
 
 

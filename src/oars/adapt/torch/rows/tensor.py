@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from oars import debug
 from oars.adapt.python.clock import perf_counter
-from oars.adapt.torch.context import Offsets, ctx, of_the_script, own, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
@@ -27,9 +28,16 @@ from oars.adapt.torch.rows.size import BatchSize
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
+# What takes time: a step without any of it on own rows alone was not split.
+WORK = {"linear", "matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__", "addmm", "baddbmm", "einsum", "cdist",
+        "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding", "embedding_bag", "scaled_dot_product_attention",
+        "multi_head_attention_forward", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
          "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
+
+
+_transforming = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, …, which know no rows
 
 
 class Unsplit(Exception):
@@ -135,6 +143,9 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if _transforming() and name not in _OF_SHAPE and not (
+                name in ("__get__", "__set__") and func.__self__.__name__ not in _DERIVED):
+            return gathered(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             attribute = func.__self__.__name__
             if name == "__get__" and attribute in _DERIVED:
@@ -209,7 +220,10 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     if rule is not None and not (name not in WITHOUT_ROWS and any(
             isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
         try:
-            return rule(func, args, kwargs)
+            out = rule(func, args, kwargs)
+            if name in WORK:
+                ctx.worked()
+            return out
         except (Unsplit, KeyError, IndexError):  # the latter: an argument is not where the rule looks for it
             pass
     return gathered(func, args, kwargs)
@@ -254,6 +268,9 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
+    if _transforming():  # it is a constant to every transform under way
+        with temporarily_clear_interpreter_stack():
+            return whole(x, op)
     return _whole(op, (x,), {}) if ctx.busy else ctx.perform(_whole, op, (x,), {})
 
 
@@ -295,7 +312,7 @@ def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     # Made inside a traced model: fine on plain local rows only if its size is the batch's and all its rows are alike.
     if ctx.traces and (x not in Sized.made or (x.stride(dim) != 0 and not _alike(x.detach(), dim))):
         ctx.note("made rows")
-    return x.narrow(dim, *own(offsets))
+    return mine(x, offsets, dim)
 
 
 def _alike(x: torch.Tensor, dim: int) -> bool:
@@ -330,11 +347,11 @@ def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _write_back(rows: Rows, full: torch.Tensor) -> None:
-    mine = full.narrow(rows.dim_, *own(rows.offsets))
-    if mine.requires_grad or rows.local.requires_grad:
-        rows.local = mine
+    part = mine(full, rows.offsets, rows.dim_)
+    if part.requires_grad or rows.local.requires_grad:
+        rows.local = part
     else:
-        rows.local.copy_(mine)  # in place: other rows may be views of the same memory
+        rows.local.copy_(part)  # in place: other rows may be views of the same memory
         if rows.mirror is not None and rows.mirror.full is full:
             rows.mirror.versions = full._version, rows.local._version  # both have it
 
@@ -346,6 +363,7 @@ def changes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _INPLACE
 
 
+_OF_SHAPE = {"size", "dim", "ndimension", "numel", "nelement", "__len__", "__hash__", "is_floating_point", "is_complex"}
 _DERIVED = {"data", "real", "imag", "T", "mT", "mH", "H"}  # attributes that are rows again
 
 
