@@ -39,10 +39,11 @@ class Pass:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            made = node.metadata.get("oars")
-            if made is not None:
-                self._top.add((made.entry, made.place))
-                stale |= made.entry.era != ctx.era
+            boundary = node.metadata.get("oars")
+            if boundary:
+                for made in boundary.values():
+                    self._top.add((made.entry, made.place))
+                    stale |= made.entry.era != ctx.era
                 continue
             if isinstance(node, collectives.ACROSS):
                 self.broken = "a graph with rows where none were expected"

@@ -35,7 +35,6 @@ from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
 from oars.engine.world import RankLost
 
-_register_hook: Any = torch.Tensor.register_hook
 _DEEP = 500  # operations that rows go back to their samples
 _outlives: weakref.WeakSet = weakref.WeakSet()  # modules whose results were used behind a step
 _judged: weakref.WeakSet = weakref.WeakSet()  # modules of which that can have been seen
@@ -133,7 +132,7 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
         if not issubclass(kind, torch.Tensor):
             continue
         rows = kind is Rows
-        if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
+        if not rows and (leaf.grad_fn is None or made_of(leaf) is not None):
             continue
         if entry is None:
             refs = tuple(map(_ref, args)) if refs is None else refs
@@ -143,10 +142,10 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
             entry.outs[place] = weakref.ref(leaf)
             if entry.depth > _DEEP and not leaf.local.requires_grad:
                 _root(leaf)
-        else:
-            leaf._oars_made = Ref(entry, place)
-            leaf.grad_fn.metadata["oars"] = leaf._oars_made
-            _register_hook(leaf, partial(_arrive, entry, place))
+        else:  # noted with the graph and not on the tensor, which is the script's: it may be pickled, or looked through
+            node = leaf.grad_fn
+            node.metadata.setdefault("oars", {})[leaf.output_nr] = Ref(entry, place)
+            node.register_prehook(partial(_arrive, entry, place, leaf.output_nr))
     if entry is not None and entry.of is not None and (entry.of in _outlives or entry.of not in _judged):
         _wait(entry, leaves)
 
@@ -177,8 +176,15 @@ def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:
     return Rows(full.narrow(dim, *own(offsets)), offsets, dim)
 
 
-def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
-    ctx.gradients.arrived(entry, place, grad)
+def _arrive(entry: Entry, place: int, output: int, grads: tuple) -> None:
+    if grads[output] is not None:
+        ctx.gradients.arrived(entry, place, grads[output])
+
+
+def made_of(a: torch.Tensor) -> Ref | None:
+    """How a tensor that all ranks hold alike was made of rows, if it was: known by its place in the graph."""
+    node = a.grad_fn
+    return node.metadata.get("oars", {}).get(a.output_nr) if node is not None else None
 
 
 def _ref(a: Any) -> Any:
@@ -186,7 +192,7 @@ def _ref(a: Any) -> Any:
         return a.made if a.made is not None and a.local._version == a.version else UNKNOWN
     if isinstance(a, torch.Tensor):
         # With a graph it is needed anew, as there is a new graph behind it; else its value will do.
-        return getattr(a, "_oars_made", a) if a.requires_grad and torch.is_grad_enabled() else a
+        return (made_of(a) or a) if a.requires_grad and torch.is_grad_enabled() else a
     if isinstance(a, (list, tuple, dict)):
         return tree_map(_ref, a, is_leaf=lambda x: isinstance(x, torch.Tensor))
     return a
@@ -210,7 +216,7 @@ def refresh(rows: Rows, used: bool = False) -> None:
 
 def current(a: Any) -> Any:
     """A tensor as it is: a boundary from before a loss is made anew, with a graph that is not used up."""
-    made = None if isinstance(a, Rows) else getattr(a, "_oars_made", None)
+    made = made_of(a) if isinstance(a, torch.Tensor) and not isinstance(a, Rows) else None
     return again(made.entry, {}, True)[made.place] if made is not None and made.entry.era != ctx.era else a
 
 
