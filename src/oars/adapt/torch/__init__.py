@@ -25,6 +25,7 @@ def install(world: Any, plan: Plan, record: Any) -> None:
     if world is not None:
         ctx.join(world)
         from oars.adapt.python.random import Private
+        from oars.adapt.torch import guard
         from oars.adapt.torch.backward.gradients import Gradients
         from oars.adapt.torch.recovery import lineage
         from oars.adapt.torch.rows import layers, losses, shapes  # noqa: F401  (each registers its rules)
@@ -41,6 +42,9 @@ def install(world: Any, plan: Plan, record: Any) -> None:
             modes |= {seams.ASYNC, seams.SERVER} if plan.sync == "server" else {seams.ASYNC}
         else:
             gradients = ctx.gradients = Gradients()
+            if plan.guard != guard.OFF:
+                ctx.guard = guard.Guard(plan.guard == guard.HEAL, plan.guard_every)
+                record.at_end = ctx.guard.at_end
     if plan.snapshot is not None:
         from oars.adapt.torch.replay.snapshots import Snapshots
 

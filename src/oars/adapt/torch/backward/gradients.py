@@ -261,6 +261,8 @@ class Gradients:
             done.clear()  # type: ignore[attr-defined]
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
+        if ctx.guard is not None:
+            ctx.guard.exchanged()
         ctx.world.seconds = inside + perf_counter() - began
         if self.interrupt:
             self.interrupt = False
@@ -284,7 +286,8 @@ class Gradients:
     def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values(),
+                           *(ctx.guard.look() if ctx.guard is not None else ())], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
@@ -302,6 +305,8 @@ class Gradients:
                              "in another order on each rank (by a set of modules or tensors? use a list), or draws "
                              "them from numbers without a common seed (seed it)")
             self.compared = True
+            if ctx.guard is not None:
+                ctx.guard.compare(headers[:, 4:])
             if on_gpu:
                 _average_on_gpu(gradients)
             elif plan.nbytes:

@@ -49,13 +49,14 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "moves", "of",
-                 "outs", "plain", "state")
+    __slots__ = ("__weakref__", "alike", "args", "autocast", "call", "changes", "depth", "era", "func", "grad",
+                 "kwargs", "moves", "of", "outs", "plain", "state")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
         self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
+        self.alike: dict[int, Any] = {}  # the same of results that all ranks hold alike and that have a graph
         self.era, self.moves = ctx.era, ctx.moves
         self.of = func if isinstance(func, torch.nn.Module) else None  # kept when its result is
         self.changes = call is rows_.change  # its first argument, in place
@@ -121,7 +122,11 @@ def renew() -> None:
 
 def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
     """The rows of a loader's batch remember how to read them again."""
-    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None, ())
+    _remember(rows, _read, fetch, (), {}, None, ())
+
+
+def _read(fetch: Callable[[], list[Rows]], args: tuple, kwargs: dict) -> list[Rows]:
+    return fetch()
 
 
 def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any, refs: tuple | None) -> None:
@@ -146,6 +151,9 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
             node = leaf.grad_fn
             node.metadata.setdefault("oars", {})[leaf.output_nr] = Ref(entry, place)
             node.register_prehook(partial(_arrive, entry, place, leaf.output_nr))
+            entry.alike[place] = weakref.ref(leaf)
+    if entry is not None and ctx.guard is not None:
+        ctx.guard.made(entry, leaves if call is _read else None)
     if entry is not None and entry.of is not None and (entry.of in _outlives or entry.of not in _judged):
         _wait(entry, leaves)
 
@@ -183,7 +191,7 @@ def _arrive(entry: Entry, place: int, output: int, grads: tuple) -> None:
 
 def made_of(a: torch.Tensor) -> Ref | None:
     """How a tensor that all ranks hold alike was made of rows, if it was: known by its place in the graph."""
-    node = a.grad_fn
+    node: Any = a.grad_fn
     return node.metadata.get("oars", {}).get(a.output_nr) if node is not None else None
 
 
@@ -216,14 +224,15 @@ def refresh(rows: Rows, used: bool = False) -> None:
 
 def current(a: Any) -> Any:
     """A tensor as it is: a boundary from before a loss is made anew, with a graph that is not used up."""
-    made = made_of(a) if isinstance(a, torch.Tensor) and not isinstance(a, Rows) else None
+    made: Any = made_of(a) if isinstance(a, torch.Tensor) and not isinstance(a, Rows) else None
     return again(made.entry, {}, True)[made.place] if made is not None and made.entry.era != ctx.era else a
 
 
-def again(entry: Entry, memo: dict, used: bool = False) -> list:
+def again(entry: Entry, memo: dict, used: bool = False, moves: bool = False) -> list:
     """Do an operation again and return all it results in; rows the script still has are brought up to date.
 
     ``memo``: what has been done again already. ``used``: the graphs there are have been gone back through already.
+    ``moves``: the first time does not count, so that what a model's call changes by itself is changed now.
     """
     if entry in memo:
         return memo[entry]
@@ -238,7 +247,7 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
         first = args[0]
         args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])
     now = random.state() if entry.state is not None else None
-    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, True
+    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, not moves
     try:
         with ExitStack() as modes:
             modes.enter_context(torch.set_grad_enabled(entry.grad))
