@@ -44,7 +44,7 @@ class Flight:
         ranks = draw.randint(2, 5)
         point = draw.choice(POINTS)
         # Behind the first step, as far as the shortest run (8 steps) comes by.
-        often = {"in backward": (40, 140), "forward": (5, 24), "end of backward": (5, 24)}
+        often = {"in backward": (40, 140), "forward": (12, 30), "end of backward": (5, 24)}
         count = draw.randint(*often.get(point, (2, 8)))
         return cls(ranks, draw.choice(KINDS),
                    [draw.randrange(ranks), point, count, draw.choice(["weights", "momenta", "buffers"]), seed])

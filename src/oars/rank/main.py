@@ -293,8 +293,10 @@ def spans(numbers: list[int]) -> str:
 
 def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
+    from oars.adapt.python import signals
     from oars.adapt.python.imports import when_imported
 
+    signals.install(world if plan.sync == "allreduce" else None, folder, lambda: record.voice)
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
@@ -303,6 +305,8 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         random.install(world or Alone(), plan)
         clock.install(None if plan.sync != "allreduce" else world)
+        if many and plan.sync == "allreduce":
+            clock.meet_asleep(world)
         if plan.joining or plan.resume:
             clock.pass_over_sleep()
         when_imported("torch", random.seed_torch)

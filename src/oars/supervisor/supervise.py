@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oars.adapt.python.signals import MARK
 from oars.adapt.replay.tape import GROW, GROWING
 from oars.cluster import launchers
 from oars.hosts.hub import HUB, Hub
@@ -46,8 +47,8 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
+MARKS = re.compile(r"(born|pid|handles|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$"
+                   r"|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
@@ -161,6 +162,8 @@ class Supervisor:
             self.sides.look(now, self.seen)
             while self.signals:
                 number = self.signals.pop(0)
+                if f"{MARK}{int(number)}" in self.seen and self._pass_on(number):
+                    continue
                 if number == signal.SIGUSR1:
                     if not self.snapshots.ask(stop=False):
                         self.screen.say("no snapshot yet: the script has made no optimizer step")
@@ -254,6 +257,17 @@ class Supervisor:
         if self._all("interrupted-{}") and not raised:
             grace = SAVES_AFTER_CTRL_C
         return now - self.first_failure > grace
+
+    def _pass_on(self, number: int) -> bool:
+        """To the voice, where the script has a handler: it decides. All ranks get it from there (see signals.py)."""
+        if number == signal.SIGTERM:
+            self.snapshots.ask(stop=False)
+        try:
+            host, pid = json.loads((self.folder / f"born-{self._living()[0]}").read_text())
+            self.reach.kill(host, pid, number)
+        except (OSError, ValueError, IndexError):
+            return False
+        return True
 
     def _interrupt(self) -> None:
         for rank in self._living():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oars.adapt.python.signals import signals
 from oars.plan import Plan
 
 
@@ -42,9 +43,10 @@ def install(world: Any, plan: Plan, record: Any) -> None:
             modes |= {seams.ASYNC, seams.SERVER} if plan.sync == "server" else {seams.ASYNC}
         else:
             gradients = ctx.gradients = Gradients()
+            signals.meets = True
             if plan.guard != guard.OFF:
                 ctx.guard = guard.Guard(plan.guard == guard.HEAL, plan.guard_every)
-                record.at_end = ctx.guard.at_end
+            record.at_end = _at_end
     if plan.snapshot is not None:
         from oars.adapt.torch.replay.snapshots import Snapshots
 
@@ -57,3 +59,13 @@ def install(world: Any, plan: Plan, record: Any) -> None:
             ctx.snapshots.play(plan.joining, [])
         elif plan.resume:
             ctx.snapshots.play(*read(record.folder / FOLDER / plan.resume))
+
+
+def _at_end() -> None:
+    """All ranks have come to the script's good end."""
+    from oars.adapt.torch.context import ctx
+
+    if ctx.world.broadcast(lambda: signals.due):
+        signals.deliver()
+    if ctx.guard is not None:
+        ctx.guard.check("the script's end")

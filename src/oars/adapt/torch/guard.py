@@ -142,10 +142,6 @@ class Guard:
             except RankLost:
                 lineage.renew()
 
-    def at_end(self) -> None:
-        """The script has come to its end."""
-        self.check("the script's end")
-
     def _find(self) -> None:
         self._state = _state()
         self._blocks = [block for tensor in self._state.values() for block in _blocks(tensor)]

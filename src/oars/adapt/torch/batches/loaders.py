@@ -28,6 +28,7 @@ from torch.utils.data import dataloader as dataloader_
 from oars import debug
 from oars.adapt import files
 from oars.adapt.python import random as random_
+from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
@@ -356,15 +357,17 @@ def loader_iter(self: DataLoader) -> Any:
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote))
+            told = ctx.world.allgather((random_.fingerprint(), wrote, signals.due))
             break
         except RankLost:
             lineage.renew()
-    if any(stream != told[0][0] for stream, _ in told):
+    if any(due for *_, due in told):
+        signals.deliver()
+    if any(stream != told[0][0] for stream, *_ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote in told):
+    if any(wrote for _, wrote, _ in told):
         _not_in_parts(key, self.dataset)
     return _iter(self)
 
