@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from oars.adapt.keras.async_modes import unite_before_looks
 from oars.adapt.meet import end
 from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
-from oars.adapt.torch.batches.loaders import Key
+from oars.adapt.torch.batches.loaders import Key, share_key
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.recovery import lineage
 from oars.engine.world import RankLost
@@ -115,11 +115,12 @@ def _one_loader() -> None:
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     plain = ArrayDataAdapter.get_torch_dataloader
+    keys: WeakKeyDictionary[Any, Key] = WeakKeyDictionary()
 
     @functools.wraps(plain)
     def get_torch_dataloader(self: Any) -> Any:
         loader = plain(self)
-        loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
+        share_key(loader, keys.setdefault(self, Key(loader)))
         return loader
 
     ArrayDataAdapter.get_torch_dataloader = get_torch_dataloader

@@ -184,7 +184,9 @@ def _loaders_apart() -> None:
 
     @functools.wraps(plain)
     def init(self: Any, dataloader: Any) -> None:
-        dataloader._oars_apart = True
+        from oars.adapt.torch.batches import loaders
+
+        loaders.keep_apart(dataloader)
         plain(self, dataloader)
 
     TorchDataLoaderAdapter.__init__ = init

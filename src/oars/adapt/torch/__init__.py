@@ -43,7 +43,7 @@ def install(world: Any, plan: Plan, record: Any) -> None:
             modes |= {seams.ASYNC, seams.SERVER} if plan.sync == "server" else {seams.ASYNC}
         else:
             gradients = ctx.gradients = Gradients()
-            signals.meets = True
+            signals.begin()
             if plan.guard != guard.OFF:
                 ctx.guard = guard.Guard(plan.guard == guard.HEAL, plan.guard_every)
             record.at_end = _at_end

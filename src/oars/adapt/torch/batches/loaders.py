@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import deque
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -105,12 +105,46 @@ class Key:
         self.wrote = False  # whether own samples wrote files when they were read
 
 
+class Reading:
+    """One pass over a loader's batches; of an iterator, which carries nothing of ours."""
+
+    def __init__(self, loader: Key, apart: bool) -> None:
+        self.loader, self.apart = loader, apart
+        self.queue: deque[Any] = deque()  # the cuts of batches on their way
+        self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
+
+
+_keys: WeakKeyDictionary[DataLoader, Key] = WeakKeyDictionary()
+_readings: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+_apart_for_good: WeakSet[DataLoader] = WeakSet()
+
+
+def key_of(loader: DataLoader) -> Key:
+    """What stands for a loader."""
+    if loader not in _keys:
+        _keys[loader] = Key(loader)
+    return _keys[loader]
+
+
+def keep_apart(loader: DataLoader) -> None:
+    """This loader is read whole by every rank, beside the training."""
+    _apart_for_good.add(loader)
+
+
+def share_key(loader: DataLoader, key: Key) -> None:
+    """What is known of another loader holds for this one."""
+    _keys[loader] = key
+
+
+def reading(iterator: Any) -> Reading:
+    """How far an iterator is."""
+    return _readings[iterator]
+
+
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
-    self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
-    self._oars_apart = _apart(loader)
     ctx.iterations += 1
-    self._oars_place = (ctx.iterations, 0)
+    _readings[self] = Reading(key_of(loader), _apart(loader))
     _plain["__init__"](self, loader)
 
 
@@ -132,7 +166,7 @@ def workers_init(self: Any, loader: DataLoader) -> None:
 def _apart(loader: DataLoader) -> bool:
     """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
     would be chance. Every rank then reads all of it."""
-    return "_oars_apart" in vars(loader) or _in_thread()
+    return loader in _apart_for_good or _in_thread()
 
 
 def _in_thread() -> bool:
@@ -143,21 +177,23 @@ def _in_thread() -> bool:
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
-    self._oars_queue = deque()
+    here = _readings[self]
+    here.queue = deque()
     if not first_iter:
         ctx.iterations += 1
-        self._oars_place = (ctx.iterations, 0)
+        here.place = (ctx.iterations, 0)
     _plain["_reset"](self, loader, first_iter)
 
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
-    if not self._oars_queue and _in_thread():  # the iterator was made before
-        self._oars_apart = True
-    if self._oars_apart:
+    here = _readings[self]
+    if not here.queue and _in_thread():  # the iterator was made before
+        here.apart = True
+    if here.apart:
         return _plain["_next_index"](self)
     if not _by_number(self):
-        self._oars_queue.append(None)
+        here.queue.append(None)
         return _plain["_next_index"](self)
     indices = list(_plain["_next_index"](self))
     offsets = offsets_of(len(indices))
@@ -165,7 +201,7 @@ def next_index(self: Any) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     uncut = way == WHOLE or on_every_rank(len(indices))
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    here.queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
     return indices if uncut else cut
 
 
@@ -185,7 +221,7 @@ def _by_number(iterator: Any) -> bool:
 def _way(iterator: Any) -> tuple[str, Any]:
     if _in_thread():
         return WHOLE, None
-    way = _ways.get(iterator._oars_loader)
+    way = _ways.get(_readings[iterator].loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
@@ -198,11 +234,12 @@ def iter_next(self: Any) -> Any:
     except Exception as error:
         _unread(self, error)
         raise
-    if self._oars_apart:
+    here = _readings[self]
+    if here.apart:
         ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
         return data
     recent.clear()
-    cut = self._oars_queue.popleft()
+    cut = here.queue.popleft()
     while cut is not None:
         try:
             return (ctx.phases.owed.batch if ctx.alone else whole_batch)(self, data, cut)
@@ -219,7 +256,8 @@ def iter_next(self: Any) -> Any:
 def _unread(self: Any, error: Exception) -> None:
     """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
     should the script do so without it, the rows would be those of different batches."""
-    cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
+    here = _readings[self]
+    cut = None if here.apart or not here.queue else here.queue.popleft()
     if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
         why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
         ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
@@ -230,7 +268,7 @@ def _read(self: Any, data: Any) -> Any:
     """What a fetcher gave."""
     if not isinstance(data, collate.Wrote):
         return data
-    self._oars_loader.wrote = True
+    _readings[self].loader.wrote = True
     return data.data
 
 
@@ -252,8 +290,9 @@ def whole_batch(self: Any, data: Any, cut: Cut) -> Any:
         data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
-    iteration, batches = self._oars_place
-    self._oars_place = (iteration, batches + 1)
+    here = _readings[self]
+    iteration, batches = here.place
+    here.place = (iteration, batches + 1)
     if _LEDGER:
         ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
@@ -293,11 +332,12 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
         return _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        if any(ctx.world.allgather(self._oars_loader.wrote)):
-            _not_in_parts(self._oars_loader, self._dataset)
+    loader = _readings[self].loader
+    if loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
+        if any(ctx.world.allgather(loader.wrote)):
+            _not_in_parts(loader, self._dataset)
             return _refetch(self, cut)
-        _ways[self._oars_loader] = (BY_ROW, None)
+        _ways[loader] = (BY_ROW, None)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
@@ -314,7 +354,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
         return _not_by_row(self, every)
     if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
-    _ways[self._oars_loader] = (BY_ROW, specs[0])
+    _ways[_readings[self].loader] = (BY_ROW, specs[0])
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read in parts: collating works row by row")
     return collate.to_batch(every, specs[0], cut)
@@ -323,7 +363,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read whole: collating does not work row by row")
-    _ways[self._oars_loader] = (WHOLE, None)
+    _ways[_readings[self].loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
                       "whole; computing is still split")
@@ -353,7 +393,7 @@ def loader_iter(self: DataLoader) -> Any:
     samples wrote files."""
     if _apart(self):
         return _iter(self)
-    key = vars(self).setdefault("_oars_key", Key(self))
+    key = key_of(self)
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
