@@ -49,6 +49,7 @@ _seed = 0
 _rank = 0
 _script_seeds: dict[str, Any] = {}  # what the script itself last seeded "python" and "numpy" with
 _inside = 0  # depth of Private blocks
+_seeded = 0  # how often the script has seeded Python's or NumPy's stream
 _collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
@@ -204,7 +205,15 @@ def inside() -> bool:
     return _inside > 0
 
 
+def seeds() -> tuple[Any, ...]:
+    """How often Python's and NumPy's streams were seeded while own samples were read, and PyTorch's seed."""
+    torch = sys.modules.get("torch")
+    return _seeded, torch.initial_seed() if torch is not None else None
+
+
 def _remember(kind: str, given: Any) -> None:
+    global _seeded
+    _seeded += 1
     if given is not None and not _inside:
         _script_seeds[kind] = given
 

@@ -21,7 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
@@ -31,6 +31,7 @@ from oars.adapt.python import random as random_
 from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
+from oars.adapt.torch.batches.memory import Remembers, Watching
 from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
@@ -62,11 +63,34 @@ def fetch(self: Any, index: Any) -> Any:
     before = files.changes()
     if get_worker_info() is not None:
         _seed_worker()
-        data = _fetch(self, index.mine())
-    else:
-        with ctx.private:
+        if id(self.dataset) in _remembering:
+            return Remembers(_fetch(self, index.indices))
+    with Watching(self.dataset, _looks(self.dataset)) as watching:
+        if get_worker_info() is not None:
             data = _fetch(self, index.mine())
+        else:
+            with ctx.private:
+                data = _fetch(self, index.mine())
+    if watching.noticed:
+        if index.fresh:
+            _remembering.add(id(self.dataset))
+            return watching.again(lambda: _fetch(self, index.indices))
+        watching.say()
+        return collate.Wrote(data)
     return data if files.changes() == before else collate.Wrote(data)
+
+
+_remembering: set[int] = set()  # data sets with a memory, in a worker
+_looked: dict[int, int] = {}  # how often samples of a data set were read
+
+
+def _looks(dataset: Any) -> bool:
+    """Whether it is looked if a data set has a memory: the 1st, 2nd, 4th … time, and every 64th. PyTorch's own that
+    hold nothing but tensors have none."""
+    if type(dataset) is TensorDataset:
+        return False
+    times = _looked[id(dataset)] = _looked.get(id(dataset), 0) + 1
+    return times & (times - 1) == 0 or times % 64 == 0
 
 
 def _seed_worker() -> None:
@@ -102,7 +126,14 @@ class Key:
 
     def __init__(self, loader: DataLoader) -> None:
         self.drop_last = loader.drop_last
-        self.wrote = False  # whether own samples wrote files when they were read
+        self.wrote = False  # whether own samples wrote files when they were read, or printed, or were remembered
+        self.remembers = False  # whether it is the latter
+        self._batches = 0
+
+    def looks(self) -> bool:
+        """Whether another batch is looked at whole: a collate_fn may change its ways. The 1st, 2nd, 4th, 8th …"""
+        self._batches += 1
+        return self._batches & (self._batches - 1) == 0
 
 
 class Reading:
@@ -201,7 +232,9 @@ def next_index(self: Any) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     uncut = way == WHOLE or on_every_rank(len(indices))
-    here.queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    again = self._collate_fn not in _DEFAULT and not ctx.alone and here.loader.looks()
+    whole = way == UNKNOWN or (way == BY_ROW and again)
+    here.queue.append(cut := Cut(indices, offsets, *own(offsets), whole, ctx.era, uncut, here.loader not in _ways))
     return indices if uncut else cut
 
 
@@ -266,6 +299,9 @@ def _unread(self: Any, error: Exception) -> None:
 
 def _read(self: Any, data: Any) -> Any:
     """What a fetcher gave."""
+    if isinstance(data, Remembers):
+        _readings[self].loader.remembers = True
+        return data
     if not isinstance(data, collate.Wrote):
         return data
     _readings[self].loader.wrote = True
@@ -329,15 +365,19 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
         return every if _in_thread() else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
+    loader, remembered = _readings[self].loader, isinstance(data, Remembers)
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
-        return _refetch(self, cut)
+        return data.data if remembered else _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    loader = _readings[self].loader
     if loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        if any(ctx.world.allgather(loader.wrote)):
-            _not_in_parts(loader, self._dataset)
-            return _refetch(self, cut)
+        told = ctx.world.allgather((loader.wrote, loader.remembers))
+        if any(map(any, told)):
+            _not_in_parts(loader, self._dataset, any(remembers for _, remembers in told))
+            return data.data if remembered else _refetch(self, cut)
         _ways[loader] = (BY_ROW, None)
+    if remembered:  # the other ranks do not know yet
+        data, cut, loader.wrote = data.data, cut._replace(whole=True), True
+        return collate.to_batch(data, collate.default_spec(data) if default else spec, cut)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
@@ -350,6 +390,9 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
 def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
+    if collate.REMEMBERS in specs:
+        _not_in_parts(_readings[self].loader, self._dataset, True)
+        return every
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
     if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
@@ -370,10 +413,11 @@ def _not_by_row(self: Any, every: Any) -> Any:
     return every
 
 
-def _not_in_parts(loader: Key, dataset: Any) -> None:
+def _not_in_parts(loader: Key, dataset: Any, remembers: bool = False) -> None:
     _ways[loader] = (WHOLE, None)
-    ctx.record.notice(f"{type(dataset).__name__} writes files when samples are read: every rank reads whole batches, "
-                      "so that all of them are written; computing is still split")
+    does = "changes, prints or seeds the global random stream" if remembers else "writes files"
+    ctx.record.notice(f"{type(dataset).__name__} {does} when samples are read: every rank reads whole batches, "
+                      "so that this is done for all of them; computing is still split")
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
