@@ -53,7 +53,8 @@ class Memory:
         if isinstance(held, dict) and not isinstance(thing, torch.Tensor):
             for name, value in held.items():
                 self._note(held, name, value, depth)
-            for function in _functions(type(thing)):
+            kind: Any = type(thing)
+            for function in _functions(kind):
                 names = function.__globals__
                 for name in function.__code__.co_names:
                     if name in names and isinstance(names[name], (*_SIMPLE, *_HOLDERS, np.ndarray)):
