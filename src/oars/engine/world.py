@@ -227,6 +227,14 @@ class World:
             except RankLost:
                 pass
 
+    def everybody(self, value: Any) -> list[Any]:
+        """Every living rank's ``value``. It depends on nobody's rows: no RankLost."""
+        while True:
+            try:
+                return self._meet("allgather", lambda: self.gather_objects(self.comm, value), 0, adopted=False)
+            except RankLost:
+                pass
+
     def split(self, color: int) -> Any:
         """A communicator of the ranks that give the same ``color``, good until the next loss."""
         comm = self._meet("split", lambda: self.comm.Split(color, self.rank), None)

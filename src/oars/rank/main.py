@@ -302,20 +302,19 @@ def spans(numbers: list[int]) -> str:
 
 def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
+    from oars.adapt.python import seams
     from oars.adapt.python.imports import when_imported
 
+    seams.install_signals(world if plan.sync == "allreduce" else None, folder, lambda: record.voice)
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
-        from oars.adapt.python import seams
         from oars.adapt.replay import rewind
 
         seams.install_random(world or Alone(), plan)
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
     if many:
-        from oars.adapt.python.seams import install_figures
-
-        install_figures(world)
+        seams.install_figures(world)
     if snapshots and not many:
         from oars.adapt.replay.seams import watch_torch
 

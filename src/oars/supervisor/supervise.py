@@ -162,6 +162,8 @@ class Supervisor:
             self.sides.look(now, self.seen)
             while self.signals:
                 number = self.signals.pop(0)
+                if runfolder.handles(int(number)) in self.seen and self._pass_on(number):
+                    continue
                 if number == signal.SIGUSR1:
                     if not self.snapshots.ask(stop=False):
                         self.screen.say("no snapshot yet: the script has made no optimizer step")
@@ -256,6 +258,17 @@ class Supervisor:
         if self._all(runfolder.interrupted) and not raised:
             grace = SAVES_AFTER_CTRL_C
         return now - self.first_failure > grace
+
+    def _pass_on(self, number: int) -> bool:
+        """To the voice, where the script has a handler: it decides. All ranks get it from there (see signals.py)."""
+        if number == signal.SIGTERM:
+            self.snapshots.ask(stop=False)
+        try:
+            host, pid = json.loads((self.folder / runfolder.born(self._living()[0])).read_text())
+            self.reach.kill(host, pid, number)
+        except (OSError, ValueError, IndexError):
+            return False
+        return True
 
     def _interrupt(self) -> None:
         for rank in self._living():

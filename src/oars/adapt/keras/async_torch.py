@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from oars.adapt.meet import end
 from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
-from oars.adapt.torch.batches.loaders import Key
+from oars.adapt.torch.batches.loaders import Key, share_key
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.recovery import lineage
 from oars.engine.world import RankLost
@@ -107,10 +107,12 @@ def logs(inner: Any) -> Any:
 
 def one_loader(inner: Callable[..., Any]) -> Any:
     """Keras makes a loader for every epoch: to what is owed after a death they are one."""
+    keys: WeakKeyDictionary[Any, Key] = WeakKeyDictionary()
+
     @functools.wraps(inner)
     def get_torch_dataloader(self: Any) -> Any:
         loader = inner(self)
-        loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
+        share_key(loader, keys.setdefault(self, Key(loader)))
         return loader
 
     return get_torch_dataloader

@@ -177,7 +177,9 @@ def own_loader(inner: Any) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
     @functools.wraps(inner)
     def init(self: Any, dataloader: Any) -> None:
-        dataloader._oars_apart = True
+        from oars.adapt.torch.batches import loaders
+
+        loaders.keep_apart(dataloader)
         inner(self, dataloader)
 
     return init

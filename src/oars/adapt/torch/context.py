@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oars.adapt.python.random import Private
     from oars.adapt.torch.async_modes.phases import Phases
     from oars.adapt.torch.backward.gradients import Gradients
+    from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.replay.snapshots import Snapshots
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
@@ -70,6 +71,7 @@ class Context:
     gradients: Gradients  # the leaves of all graphs, and the exchange of their gradients
     perform: Callable[..., Any]  # ``recovery.lineage.perform``: does an operation, again if a rank is lost on the way
     private: Private  # the random streams that are this rank's own: what reading samples draws from
+    guard: Guard | None = None  # compares the ranks' weights (--guard)
     # With --sync local, gossip or server:
     phases: Phases  # when ranks train on their own, and where they meet
     # With snapshots:

@@ -84,10 +84,12 @@ STEP_OF_ONE_RANK: Layers = (RECORDED(recorder.step),)
 def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     """The table of several ranks; the layers around an optimizer's step and its hooks; those around the step alone.
     (One rank need not import what is named here.)"""
+    from oars.adapt.torch import guard
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
     from oars.adapt.torch.batches import loaders
     from oars.adapt.torch.model import batchnorm, call, custom_functions, dropout
+    from oars.adapt.torch.rows import tensor
 
     hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
     seams = (
@@ -142,10 +144,12 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.Tensor, "cpu", (ASYNC(weight_reads.of_tensor),)),
         Seam(nn.Parameter, "__repr__ __deepcopy__ __reduce_ex__", (ASYNC(weight_reads.of_tensor),)),
         Seam(nn.Module, "state_dict", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
-        Seam(torch, "save", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
+        Seam(torch.utils.dlpack, "to_dlpack", (tensor.to_dlpack,)),
+        Seam(torch, "to_dlpack", (tensor.to_dlpack,)),
+        Seam(torch, "save", (guard.saving, ASYNC(phases.meets_at(phases.WEIGHTS)),)),
         Seam(Optimizer, "state_dict", (SERVER(phases.meets_at(phases.WEIGHTS)),)),
-        Seam(nn.Module, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
-        Seam(Optimizer, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
+        Seam(nn.Module, "load_state_dict", (guard.loading, SERVER(phases.meets_at(phases.EVALUATION)),)),
+        Seam(Optimizer, "load_state_dict", (guard.loading, SERVER(phases.meets_at(phases.EVALUATION)),)),
         *_distributed(),
     )
     return seams, (RECORDED(recorder.step_and_hooks), step_log.step_unless_lost), (

@@ -57,7 +57,8 @@ class Owed:
 
     def batch(self, iterator: Any, data: Any, cut: Cut) -> Any:
         """A loader's global batch, and what is owed with it."""
-        loader, place = iterator._oars_loader, iterator._oars_place
+        reading = loaders.reading(iterator)
+        loader, place = reading.loader, reading.place
         self._last, self.fresh = place[0], place[0] not in self._passes
         owed = self._owes.get(loader, [])
         again: list = []

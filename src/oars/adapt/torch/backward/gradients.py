@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from oars import debug
 from oars.adapt.python import patching
 from oars.adapt.python.clock import perf_counter
+from oars.adapt.python.signals import signals
 from oars.adapt.torch.backward import grad_hooks
 from oars.adapt.torch.backward.flat_buffers import Plan
 from oars.adapt.torch.context import ctx
@@ -55,7 +56,7 @@ class Gradients:
         self.passes: list[Pass] = []  # the backwards since the last exchange
         self.watched: Pass | None = None  # the one under way
         self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
-        self.interrupt = False
+        self.interrupt = self.signalled = False
         self.passing_over = False  # the next optimizer step is left out
         self.compared = False  # the ranks' weights, at the first exchange
 
@@ -261,10 +262,15 @@ class Gradients:
             done.clear()  # type: ignore[attr-defined]
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
+        if ctx.guard is not None:
+            ctx.guard.exchanged()
         ctx.world.seconds = inside + perf_counter() - began
         if self.interrupt:
             self.interrupt = False
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
+        if self.signalled:
+            self.signalled = False
+            signals.deliver()
         return exchanged
 
     def in_order(self) -> list[int]:
@@ -284,7 +290,9 @@ class Gradients:
     def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
+        looked = ctx.guard.look() if ctx.guard is not None else ()
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted | signals.due << 1,
+                           self.compared or plan.values(), *looked], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
@@ -302,6 +310,8 @@ class Gradients:
                              "in another order on each rank (by a set of modules or tensors? use a list), or draws "
                              "them from numbers without a common seed (seed it)")
             self.compared = True
+            if ctx.guard is not None:
+                ctx.guard.compare(headers[:, 4:])
             if on_gpu:
                 _average_on_gpu(gradients)
             elif plan.nbytes:
@@ -311,7 +321,8 @@ class Gradients:
                     exchange.agree(header)
                 exchange.average(plan.spans, plan.shapes, plan.digest)
                 plan.take_out(gradients)
-        self.interrupt |= bool(headers[:, 2].any())
+        self.interrupt |= bool((headers[:, 2] & 1).any())
+        self.signalled |= bool((headers[:, 2] & 2).any())
         if debug.on:
             debug.say(f"exchanged gradients of {len(plan.serials)} tensors, {plan.nbytes} bytes")
         return plan.serials

@@ -23,10 +23,12 @@ import torch
 from oars.adapt import files
 from oars.adapt.python import random as random_
 from oars.adapt.python.looking import fields, is_a
+from oars.adapt.torch.batches.memory import Memory
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows.tensor import Rows
 
 NOTHING = "oars: no rows on this rank"
+REMEMBERS = "oars: the data set has a memory"
 
 
 class Wrote(NamedTuple):
@@ -45,6 +47,7 @@ class Cut(NamedTuple):
     whole: bool  # fetch all of it, and see what collating makes of own samples alone
     era: int = 0  # for the ranks of which era it was cut
     uncut: bool = False  # the fetcher got all indices, as on one process
+    fresh: bool = False  # nothing is known yet of what reading samples does
 
     def mine(self) -> list:
         """Own samples' indices."""
@@ -55,7 +58,9 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
     files_before = files.changes()
+    before_reading = Memory(fetcher.dataset)
     samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    remembers = before_reading.changed()
     by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
     own_generators = generators(fetcher.collate_fn)
@@ -63,6 +68,8 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     every = fetcher.collate_fn(samples)
     if _positions(own_generators) != before or files.changes() != files_before:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
+    if remembers:
+        return every, REMEMBERS
     if not cut.rows:
         return every, NOTHING
     if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):

@@ -18,18 +18,20 @@ import sys
 import threading
 from collections import deque
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
 from oars import debug
 from oars.adapt import files
 from oars.adapt.python import random as random_
+from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
+from oars.adapt.torch.batches.memory import Remembers, Watching
 from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
@@ -61,11 +63,34 @@ def fetch(self: Any, index: Any) -> Any:
     before = files.changes()
     if get_worker_info() is not None:
         _seed_worker()
-        data = _fetch(self, index.mine())
-    else:
-        with ctx.private:
+        if id(self.dataset) in _remembering:
+            return Remembers(_fetch(self, index.indices))
+    with Watching(self.dataset, _looks(self.dataset)) as watching:
+        if get_worker_info() is not None:
             data = _fetch(self, index.mine())
+        else:
+            with ctx.private:
+                data = _fetch(self, index.mine())
+    if watching.noticed:
+        if index.fresh:
+            _remembering.add(id(self.dataset))
+            return watching.again(lambda: _fetch(self, index.indices))
+        watching.say()
+        return collate.Wrote(data)
     return data if files.changes() == before else collate.Wrote(data)
+
+
+_remembering: set[int] = set()  # data sets with a memory, in a worker
+_looked: dict[int, int] = {}  # how often samples of a data set were read
+
+
+def _looks(dataset: Any) -> bool:
+    """Whether it is looked if a data set has a memory: the 1st, 2nd, 4th … time, and every 64th. PyTorch's own that
+    hold nothing but tensors have none."""
+    if type(dataset) is TensorDataset:
+        return False
+    times = _looked[id(dataset)] = _looked.get(id(dataset), 0) + 1
+    return times & (times - 1) == 0 or times % 64 == 0
 
 
 def _seed_worker() -> None:
@@ -101,15 +126,56 @@ class Key:
 
     def __init__(self, loader: DataLoader) -> None:
         self.drop_last = loader.drop_last
-        self.wrote = False  # whether own samples wrote files when they were read
+        self.wrote = False  # whether own samples wrote files when they were read, or printed, or were remembered
+        self.remembers = False  # whether it is the latter
+        self._batches = 0
+
+    def looks(self) -> bool:
+        """Whether another batch is looked at whole: a collate_fn may change its ways. The 1st, 2nd, 4th, 8th …"""
+        self._batches += 1
+        return self._batches & (self._batches - 1) == 0
+
+
+class Reading:
+    """One pass over a loader's batches; of an iterator, which carries nothing of ours."""
+
+    def __init__(self, loader: Key, apart: bool) -> None:
+        self.loader, self.apart = loader, apart
+        self.queue: deque[Any] = deque()  # the cuts of batches on their way
+        self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
+
+
+_keys: WeakKeyDictionary[DataLoader, Key] = WeakKeyDictionary()
+_readings: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+_apart_for_good: WeakSet[DataLoader] = WeakSet()
+
+
+def key_of(loader: DataLoader) -> Key:
+    """What stands for a loader."""
+    if loader not in _keys:
+        _keys[loader] = Key(loader)
+    return _keys[loader]
+
+
+def keep_apart(loader: DataLoader) -> None:
+    """This loader is read whole by every rank, beside the training."""
+    _apart_for_good.add(loader)
+
+
+def share_key(loader: DataLoader, key: Key) -> None:
+    """What is known of another loader holds for this one."""
+    _keys[loader] = key
+
+
+def reading(iterator: Any) -> Reading:
+    """How far an iterator is."""
+    return _readings[iterator]
 
 
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
-    self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
-    self._oars_apart = _apart(loader)
     ctx.iterations += 1
-    self._oars_place = (ctx.iterations, 0)
+    _readings[self] = Reading(key_of(loader), _apart(loader))
     _plain["__init__"](self, loader)
 
 
@@ -131,7 +197,7 @@ def workers_init(self: Any, loader: DataLoader) -> None:
 def _apart(loader: DataLoader) -> bool:
     """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
     would be chance. Every rank then reads all of it."""
-    return "_oars_apart" in vars(loader) or _in_thread()
+    return loader in _apart_for_good or _in_thread()
 
 
 def _in_thread() -> bool:
@@ -142,21 +208,23 @@ def _in_thread() -> bool:
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
-    self._oars_queue = deque()
+    here = _readings[self]
+    here.queue = deque()
     if not first_iter:
         ctx.iterations += 1
-        self._oars_place = (ctx.iterations, 0)
+        here.place = (ctx.iterations, 0)
     _plain["_reset"](self, loader, first_iter)
 
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
-    if not self._oars_queue and _in_thread():  # the iterator was made before
-        self._oars_apart = True
-    if self._oars_apart:
+    here = _readings[self]
+    if not here.queue and _in_thread():  # the iterator was made before
+        here.apart = True
+    if here.apart:
         return _plain["_next_index"](self)
     if not _by_number(self):
-        self._oars_queue.append(None)
+        here.queue.append(None)
         return _plain["_next_index"](self)
     indices = list(_plain["_next_index"](self))
     offsets = offsets_of(len(indices))
@@ -164,7 +232,9 @@ def next_index(self: Any) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     uncut = way == WHOLE or on_every_rank(len(indices))
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    again = self._collate_fn not in _DEFAULT and not ctx.alone and here.loader.looks()
+    whole = way == UNKNOWN or (way == BY_ROW and again)
+    here.queue.append(cut := Cut(indices, offsets, *own(offsets), whole, ctx.era, uncut, here.loader not in _ways))
     return indices if uncut else cut
 
 
@@ -184,7 +254,7 @@ def _by_number(iterator: Any) -> bool:
 def _way(iterator: Any) -> tuple[str, Any]:
     if _in_thread():
         return WHOLE, None
-    way = _ways.get(iterator._oars_loader)
+    way = _ways.get(_readings[iterator].loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
@@ -197,11 +267,12 @@ def iter_next(self: Any) -> Any:
     except Exception as error:
         _unread(self, error)
         raise
-    if self._oars_apart:
+    here = _readings[self]
+    if here.apart:
         ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
         return data
     recent.clear()
-    cut = self._oars_queue.popleft()
+    cut = here.queue.popleft()
     while cut is not None:
         try:
             return (ctx.phases.owed.batch if ctx.alone else whole_batch)(self, data, cut)
@@ -218,7 +289,8 @@ def iter_next(self: Any) -> Any:
 def _unread(self: Any, error: Exception) -> None:
     """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
     should the script do so without it, the rows would be those of different batches."""
-    cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
+    here = _readings[self]
+    cut = None if here.apart or not here.queue else here.queue.popleft()
     if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
         why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
         ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
@@ -227,9 +299,12 @@ def _unread(self: Any, error: Exception) -> None:
 
 def _read(self: Any, data: Any) -> Any:
     """What a fetcher gave."""
+    if isinstance(data, Remembers):
+        _readings[self].loader.remembers = True
+        return data
     if not isinstance(data, collate.Wrote):
         return data
-    self._oars_loader.wrote = True
+    _readings[self].loader.wrote = True
     return data.data
 
 
@@ -251,8 +326,9 @@ def whole_batch(self: Any, data: Any, cut: Cut) -> Any:
         data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
-    iteration, batches = self._oars_place
-    self._oars_place = (iteration, batches + 1)
+    here = _readings[self]
+    iteration, batches = here.place
+    here.place = (iteration, batches + 1)
     if _LEDGER:
         ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
@@ -289,14 +365,19 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
         return every if _in_thread() else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
+    loader, remembered = _readings[self].loader, isinstance(data, Remembers)
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
-        return _refetch(self, cut)
+        return data.data if remembered else _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        if any(ctx.world.allgather(self._oars_loader.wrote)):
-            _not_in_parts(self._oars_loader, self._dataset)
-            return _refetch(self, cut)
-        _ways[self._oars_loader] = (BY_ROW, None)
+    if loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
+        told = ctx.world.allgather((loader.wrote, loader.remembers))
+        if any(map(any, told)):
+            _not_in_parts(loader, self._dataset, any(remembers for _, remembers in told))
+            return data.data if remembered else _refetch(self, cut)
+        _ways[loader] = (BY_ROW, None)
+    if remembered:  # the other ranks do not know yet
+        data, cut, loader.wrote = data.data, cut._replace(whole=True), True
+        return collate.to_batch(data, collate.default_spec(data) if default else spec, cut)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
@@ -309,11 +390,14 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
 def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
+    if collate.REMEMBERS in specs:
+        _not_in_parts(_readings[self].loader, self._dataset, True)
+        return every
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
     if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
-    _ways[self._oars_loader] = (BY_ROW, specs[0])
+    _ways[_readings[self].loader] = (BY_ROW, specs[0])
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read in parts: collating works row by row")
     return collate.to_batch(every, specs[0], cut)
@@ -322,17 +406,18 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read whole: collating does not work row by row")
-    _ways[self._oars_loader] = (WHOLE, None)
+    _ways[_readings[self].loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
                       "whole, and they are cut where a model is called")
     return every
 
 
-def _not_in_parts(loader: Key, dataset: Any) -> None:
+def _not_in_parts(loader: Key, dataset: Any, remembers: bool = False) -> None:
     _ways[loader] = (WHOLE, None)
-    ctx.record.notice(f"{type(dataset).__name__} writes files when samples are read: every rank reads whole batches, "
-                      "so that all of them are written; computing is still split")
+    does = "changes, prints or seeds the global random stream" if remembers else "writes files"
+    ctx.record.notice(f"{type(dataset).__name__} {does} when samples are read: every rank reads whole batches, "
+                      "so that this is done for all of them; computing is still split")
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
@@ -352,19 +437,21 @@ def loader_iter(self: DataLoader) -> Any:
     samples wrote files."""
     if _apart(self):
         return _iter(self)
-    key = vars(self).setdefault("_oars_key", Key(self))
+    key = key_of(self)
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
     while True:
         try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote))
+            told = ctx.world.allgather((random_.fingerprint(), wrote, signals.due))
             break
         except RankLost:
             lineage.renew()
-    if any(stream != told[0][0] for stream, _ in told):
+    if any(due for *_, due in told):
+        signals.deliver()
+    if any(stream != told[0][0] for stream, *_ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote in told):
+    if any(wrote for _, wrote, _ in told):
         _not_in_parts(key, self.dataset)
     return _iter(self)
 

@@ -129,11 +129,18 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         raise
     if ctx.again:
         _put_back(buffers, before, counts)
-    elif every:
+    elif ctx.guard is not None:
+        ctx.guard.moves(buffers, before)
+    if every and not ctx.again:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
         _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
     return out
+
+
+def called() -> list[tuple[int, nn.Module]]:
+    """The modules that the script has called, by the order of their first calls."""
+    return sorted((moving.number, module) for module, moving in list(_moving.items()))
 
 
 def _changeable(module: nn.Module) -> list:

@@ -162,6 +162,8 @@ class Snapshots:
     # -- taking
 
     def _take(self, kind: str, stop: bool) -> None:
+        if ctx.guard is not None and not ctx.separate:
+            ctx.guard.check("a snapshot")
         began = time.time()
         self.last = began, self.steps
         if self.writer is not None:

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from oars import debug
 from oars.adapt.python.clock import perf_counter
-from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, offsets_of, site, tiny
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
@@ -143,6 +143,8 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if name in RESHAPES and args and type(args[0]) is Rows:
+            return reshaped_in_place(name, func, args, kwargs)
         if _transforming() and name not in _OF_SHAPE and not (
                 name in ("__get__", "__set__") and func.__self__.__name__ not in _DERIVED):
             return gathered(func, args, kwargs)
@@ -177,6 +179,13 @@ class Rows(torch.Tensor):
         array = lend(self, whole(self, "__array__").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    def __dlpack__(self, **how: Any) -> Any:
+        ctx.note("read")
+        full = whole(self, "__dlpack__").detach()
+        if self.mirror is not None:  # other libraries may write into it
+            self.mirror.lent = weakref.ref(self.mirror.full), self.mirror.full.clone()
+        return full.__dlpack__(**how)
+
     def __deepcopy__(self, memo: dict) -> Rows:
         if not self.local.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -186,6 +195,10 @@ class Rows(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = whole(self, "pickle")
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
+
+
+Rows.__name__ = Rows.__qualname__ = "Tensor"  # what a script that prints or compares types should see
+Rows.__module__ = "torch"
 
 
 def see(*args: Any) -> None:
@@ -241,6 +254,48 @@ def change(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operation that changes its first argument in place; gives that where it returns nothing."""
     out = operate(func, args, kwargs)
     return args[0] if out is None else out
+
+
+# In place, and the shape is another one: the same object stands for what the operation without the underscore gives.
+RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_",
+            "as_strided_"}
+_OF_MEMORY = {"resize_", "resize_as_", "as_strided_"}  # they do not know of rows: done on the whole
+
+
+def reshaped_in_place(name: str, func: Any, args: tuple, kwargs: dict) -> Rows:
+    """``x.unsqueeze_(1)`` and the like: from here on ``x`` is what came out."""
+    x = args[0]
+    ctx.note("changes its shape")  # on plain own rows a model would do it to what the script has
+    if name == "set_":
+        out = args[1] if len(args) > 1 else kwargs.get("source", torch.empty(0, dtype=x.dtype))
+        out = out if isinstance(out, Rows) else torch.empty(0, dtype=x.dtype).set_(*args[1:], **kwargs)
+    elif name in _OF_MEMORY:
+        out = whole(x, name).detach().clone()
+        func(out, *(whole(a, name) if isinstance(a, Rows) else a for a in args[1:]), **kwargs)
+    else:
+        out = getattr(torch.Tensor, name[:-1])(*args, **kwargs)
+    if not isinstance(out, Rows):
+        if not out.dim():
+            raise RuntimeError(f"oars: a batch cannot become a single number in place: {name} without its underscore")
+        out = ctx.perform(_cut_anew, None, (out,), {})
+    x.local, x.offsets, x.dim_, x.mirror, x.era = out.local, out.offsets, out.dim_, out.mirror, out.era
+    x.made, x.version = out.made, out.version
+    if x.made is not None and x.made.entry is not None:
+        x.made.entry.outs[x.made.place] = weakref.ref(x)
+    return x
+
+
+def _cut_anew(func: Any, args: tuple, kwargs: dict) -> Rows:
+    (full,) = args
+    if full.requires_grad:
+        ctx.gradients.enter(full)
+    offsets = offsets_of(full.shape[0])
+    return Rows(mine(full, offsets, 0), offsets, 0)
+
+
+def to_dlpack(inner: Any) -> Any:
+    """Around ``torch.utils.dlpack.to_dlpack``, which asks for the memory of a tensor that has none here."""
+    return lambda tensor: tensor.__dlpack__() if isinstance(tensor, Rows) else inner(tensor)
 
 
 def take_over_changes(args: Any) -> None:
