@@ -14,6 +14,7 @@ equal again from there on, and the line that is printed says since when they wer
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from time import perf_counter_ns  # as it is now: scripts are given another clock later
@@ -25,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from oars.adapt.python import random
 from oars.adapt.replay import snapshot_file
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, of_the_script
 from oars.adapt.torch.model import call
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
@@ -339,7 +340,8 @@ def here() -> bool:
 def saving(inner: Any) -> Any:
     """Around ``torch.save``: what is saved is what all ranks have."""
     def save(*args: Any, **kwargs: Any) -> Any:
-        if ctx.guard is not None and here():
+        # (PyTorch itself calls this to pickle a tensor, on one rank and not on another.)
+        if ctx.guard is not None and here() and of_the_script(sys._getframe(1).f_code.co_filename):
             ctx.guard.check("something is saved")
         return inner(*args, **kwargs)
 
