@@ -48,7 +48,7 @@ class Signals:
         self.meets = False  # an adapter asks ``due`` where ranks meet, and then calls ``deliver``
         self._folder = Path()
         self._voice: Callable[[], bool] = lambda: False
-        self._pid = 0
+        self._pid, self._alone = 0, False
         self._handlers: dict[int, Any] = {}  # the script's own
         self._at_first: dict[int, Any] = {}  # what was there before it, as the script may see it, by our own
         self._came: list[int] = []
@@ -112,7 +112,7 @@ class Signals:
             handler, ours = kept, False
         _set(number, self.came if ours else handler)
         self._handlers[int(number)] = handler
-        self._tell(int(number), ours or handler == signal.SIG_IGN)
+        self._tell(int(number))
         return before
 
     def get(self, number: int) -> Any:
@@ -120,11 +120,13 @@ class Signals:
         found = self._handlers.get(int(number), _get(number))
         return signal.default_int_handler if getattr(found, "__qualname__", "") == "Ends.interrupt" else found
 
-    def _tell(self, number: int, handled: bool) -> None:
-        """The command passes on only what the script wants."""
-        if os.getpid() != self._pid or not self._voice():
+    def _tell(self, number: int) -> None:
+        """The command passes on only what the script wants; to several ranks only if they can share it."""
+        if os.getpid() != self._pid or not self._voice() or not (self.meets or self._alone):
             return
-        if handled:
+        handler = self._handlers[number]
+        if handler is not signal.default_int_handler and (callable(handler) or handler == signal.SIG_IGN) \
+                and handler != signal.SIG_DFL:
             os.close(os.open(self._folder / f"{MARK}{number}", os.O_WRONLY | os.O_CREAT, 0o666))
         else:
             (self._folder / f"{MARK}{number}").unlink(missing_ok=True)
@@ -204,6 +206,8 @@ class Signals:
     def begin(self) -> None:
         """An adapter is there that lets the ranks meet."""
         self.meets = True
+        for number in self._handlers:
+            self._tell(number)
 
     def end(self) -> None:
         """The script is over: what comes now comes to each rank by itself."""
@@ -213,9 +217,10 @@ class Signals:
 signals = Signals()
 
 
-def install(world: Any, folder: Path, voice: Callable[[], bool]) -> None:
-    """Replace what sets handlers and timers; on one rank only so that the command knows of handlers."""
+def install(world: Any, folder: Path, voice: Callable[[], bool], alone: bool) -> None:
+    """Replace what sets handlers and timers; on one rank (``alone``) only so that the command knows of handlers."""
     signals.world, signals._folder, signals._voice, signals._pid = world, folder, voice, os.getpid()
+    signals._alone = alone
 
     def set_(signalnum: Any, handler: Any) -> Any:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != signals._pid:
