@@ -58,6 +58,7 @@ class Guard:
         self._asks = False
         self._looked_at = 0
         self._said: set[str] = set()
+        self._checked: Any = None  # where all of it was last compared
         # since the last exchange
         self._count = 0
         self._entries: deque[tuple[int, weakref.ref[Entry]]] = deque(maxlen=1 << 16)
@@ -124,8 +125,9 @@ class Guard:
 
     def check(self, before: str) -> None:
         """Compare all of the state now: something is saved, or the script ends. Nothing has come from it since."""
-        if not here():
+        if not here() or self._checked == (ctx.moves, ctx.era, self._count):
             return
+        self._checked = ctx.moves, ctx.era, self._count  # once, where much is saved between two steps
         self._find()
         while True:
             try:
