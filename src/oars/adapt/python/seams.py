@@ -120,9 +120,9 @@ SIGNALS = (
 )
 
 
-def install_signals(world: World | None, folder: Path, voice: Callable[[], bool]) -> None:
-    """What sets handlers and timers; on one rank (no ``world``) only so that the command knows of handlers."""
-    signals.signals.attach(world, folder, voice)
+def install_signals(world: World | None, folder: Path, voice: Callable[[], bool], alone: bool) -> None:
+    """What sets handlers and timers; on one rank (``alone``) only so that the command knows of handlers."""
+    signals.signals.attach(world, folder, voice, alone)
     patching.install(HANDLERS + SIGNALS if world is not None else HANDLERS, _EVERY)
 
 

@@ -49,7 +49,7 @@ class Signals:
         self.meets = False  # an adapter asks ``due`` where ranks meet, and then calls ``deliver``
         self._folder = Path()
         self._voice: Callable[[], bool] = lambda: False
-        self._pid = 0
+        self._pid, self._alone = 0, False
         self._handlers: dict[int, Any] = {}  # the script's own
         self._at_first: dict[int, Any] = {}  # what was there before it, as the script may see it, by our own
         self._came: list[int] = []
@@ -62,9 +62,9 @@ class Signals:
         self._over = False
         self._delivering = False
 
-    def attach(self, world: World | None, folder: Path, voice: Callable[[], bool]) -> None:
-        """Where signals come to: this process, one of the ranks of ``world``."""
-        self._folder, self._voice, self._pid = folder, voice, os.getpid()
+    def attach(self, world: World | None, folder: Path, voice: Callable[[], bool], alone: bool) -> None:
+        """Where signals come to: this process, one of the ranks of ``world``, or ``alone``."""
+        self._folder, self._voice, self._pid, self._alone = folder, voice, os.getpid(), alone
         if world is not None:
             self.world, self._several = world, True
             world.on_loss.append(self.lost)
@@ -125,7 +125,7 @@ class Signals:
             handler, ours = kept, False
         _set(number, self.came if ours else handler)
         self._handlers[int(number)] = handler
-        self._tell(int(number), ours or handler == signal.SIG_IGN)
+        self._tell(int(number))
         return before
 
     def get(self, number: int) -> Any:
@@ -133,12 +133,13 @@ class Signals:
         found = self._handlers.get(int(number), _get(number))
         return signal.default_int_handler if getattr(found, "__qualname__", "") == "Ends.interrupt" else found
 
-    def _tell(self, number: int, handled: bool) -> None:
-        """The command passes on only what the script wants."""
-        if os.getpid() != self._pid or not self._voice():
+    def _tell(self, number: int) -> None:
+        """The command passes on only what the script wants; to several ranks only if they can share it."""
+        if os.getpid() != self._pid or not self._voice() or not (self.meets or self._alone):
             return
-        mark = self._folder / runfolder.handles(number)
-        if handled:
+        mark, handler = self._folder / runfolder.handles(number), self._handlers[number]
+        if handler is not signal.default_int_handler and (callable(handler) or handler == signal.SIG_IGN) \
+                and handler != signal.SIG_DFL:
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, 0o666))
         else:
             mark.unlink(missing_ok=True)
@@ -218,6 +219,8 @@ class Signals:
     def begin(self) -> None:
         """An adapter is there that lets the ranks meet."""
         self.meets = True
+        for number in self._handlers:
+            self._tell(number)
 
     def end(self) -> None:
         """The script is over: what comes now comes to each rank by itself."""

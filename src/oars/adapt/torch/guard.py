@@ -14,6 +14,7 @@ equal again from there on, and the line that is printed says since when they wer
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from time import perf_counter_ns  # as it is now: scripts are given another clock later
@@ -26,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from oars import runfolder
 from oars.adapt.python import random
 from oars.adapt.replay import snapshot_file
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, of_the_script
 from oars.adapt.torch.model import call
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
@@ -58,6 +59,7 @@ class Guard:
         self._asks = False
         self._looked_at = 0
         self._said: set[str] = set()
+        self._checked: Any = None  # where all of it was last compared
         # since the last exchange
         self._count = 0
         self._entries: deque[tuple[int, weakref.ref[Entry]]] = deque(maxlen=1 << 16)
@@ -124,8 +126,9 @@ class Guard:
 
     def check(self, before: str) -> None:
         """Compare all of the state now: something is saved, or the script ends. Nothing has come from it since."""
-        if not here():
+        if not here() or self._checked == (ctx.moves, ctx.era, self._count):
             return
+        self._checked = ctx.moves, ctx.era, self._count  # once, where much is saved between two steps
         self._find()
         while True:
             try:
@@ -340,7 +343,8 @@ def here() -> bool:
 def saving(inner: Any) -> Any:
     """Around ``torch.save``: what is saved is what all ranks have."""
     def save(*args: Any, **kwargs: Any) -> Any:
-        if ctx.guard is not None and here():
+        # (PyTorch itself calls this to pickle a tensor, on one rank and not on another.)
+        if ctx.guard is not None and here() and of_the_script(sys._getframe(1).f_code.co_filename):
             ctx.guard.check("something is saved")
         return inner(*args, **kwargs)
 

@@ -12,6 +12,7 @@ import copy
 import functools
 import io
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from oars.adapt.python import random
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, dict, set, deque, bytearray)
 _SMALL = 1 << 12  # bytes, of an array that is looked through
+_COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
 _MANY = 64  # entries of a container that are looked at
 _DEEP = 3
 
@@ -63,7 +65,7 @@ class Memory:
     def _note(self, holder: dict, name: str, value: Any, depth: int) -> None:
         self._places.append((holder, name, value))
         if isinstance(value, _HOLDERS) and id(value) not in self._copies:
-            self._copies[id(value)] = value, copy.copy(value) if len(value) <= 1 << 16 else len(value)
+            self._copies[id(value)] = value, copy.copy(value) if len(value) <= _COPIED else len(value)
             if len(value) <= _MANY:
                 for inner in value.values() if isinstance(value, dict) else value:
                     if isinstance(inner, _HOLDERS):
@@ -115,7 +117,8 @@ class Memory:
             elif isinstance(value, np.ndarray):
                 value[...] = old
             elif isinstance(old, int):
-                del value[old:]
+                while not isinstance(value, set) and len(value) > old:
+                    value.popitem() if isinstance(value, dict) else value.pop()
             elif isinstance(value, (list, bytearray)):
                 value[:] = old
             else:
@@ -135,11 +138,16 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class _Held(io.StringIO):
-    """A stream's text, held back; in all else it is that stream."""
+    """A stream's text, held back, but for that of other threads; in all else it is that stream."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
-        self._stream = stream
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return int(self._stream.write(text))
+        return super().write(text)
 
     def fileno(self) -> int:
         return int(self._stream.fileno())
