@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from running import environment
 
-from oars.adapt.files.library import preload
+from oars.adapt.files.library import PATH, preload
 
 # What the launcher does, and a barrier by files so that ranks meet where a case wants them to.
 DRIVER = """
@@ -37,10 +38,15 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def start(rank: int, ranks: int, folder: Path, script: Path, shared: Path, **env: str) -> subprocess.Popen[str]:
+def start(
+    rank: int, ranks: int, folder: Path, script: Path, shared: Path, before: Sequence[str] = (), **env: str
+) -> subprocess.Popen[str]:
+    """``before``: libraries that are preloaded before ours."""
     command = [sys.executable, "-c", DRIVER, str(rank), str(ranks), str(shared), str(script)]
     if rank >= 0:
-        command = [*preload(), *command]
+        command = [*preload(":".join([*before, PATH])), *command]
+    elif before:
+        command = [*preload(":".join(before)), *command]
     environ = environment(**{"PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "agg", **env})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)
@@ -72,7 +78,8 @@ def prepare(folder: Path) -> None:
 
 
 def compare(
-    tmp_path: Path, body: str, ranks: int = 3, only: str = "", prepared: Callable[[Path], None] | None = None, **env: str
+    tmp_path: Path, body: str, ranks: int = 3, only: str = "", prepared: Callable[[Path], None] | None = None,
+    before: Sequence[str] = (), **env: str,
 ) -> None:
     """Run ``body`` under plain Python and on ``ranks`` ranks; compare output and trees (but not what is below ``only``)."""
     script = tmp_path / "script.py"
@@ -85,14 +92,16 @@ def compare(
         prepared(run)
     (tmp_path / "temporary").mkdir(exist_ok=True)
     env = {"TMPDIR": str(tmp_path / "temporary"), **env}
-    one = start(-1, 1, plain, script, tmp_path, **env)
-    started = [start(rank, ranks, run, script, tmp_path / "shared", **env) for rank in range(ranks)]
+    one = start(-1, 1, plain, script, tmp_path, before, **env)
+    started = [start(rank, ranks, run, script, tmp_path / "shared", before, **env) for rank in range(ranks)]
     expected, errors = one.communicate(timeout=60)
     assert one.returncode == 0, errors
     for rank, process in enumerate(started):
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, f"rank {rank}: {errors}"
-        assert output.replace("/run/w", "/plain/w") == expected, f"rank {rank}"
+        given = output.replace("/run/w", "/plain/w")
+        told = "\n".join(difflib.unified_diff(expected.splitlines(), given.splitlines(), "plain", f"rank {rank}", n=0))
+        assert given == expected, f"{told}\n{errors}"
     real, wanted = tree(run), tree(plain)
     if only:
         real, wanted = ({k: v for k, v in t.items() if not k.startswith(only)} for t in (real, wanted))

@@ -121,6 +121,7 @@ void turn_end(void);
 void turns_of_others_end(double seconds);
 void tables_look(int begin); /* around what reads the tables */
 const struct entry *entry_kept_as(const char *name);
+const struct entry *entry_numbered(ino_t inode);
 void born_of_a_rank(void);
 void tables_before_fork(void);
 void tables_after_fork(void);

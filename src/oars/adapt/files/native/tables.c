@@ -515,6 +515,23 @@ void tables_look(int begin)
     lock_drop(&table_lock);
 }
 
+/* The folder that the voice has removed or moved and that had this number. */
+const struct entry *entry_numbered(ino_t inode)
+{
+  char ending[32] = "-i";
+  char digits[24];
+  int n = 0, at = 2;
+  do digits[n++] = (char)('0' + inode % 10); while (inode /= 10);
+  while (n) ending[at++] = digits[--n];
+  ending[at] = 0;
+  for (uint32_t i = 0; i < entry_slots; i++)
+    for (struct entry *e = entries[i]; e; e = e->next) {
+      size_t length = e->before == 'd' ? strlen(e->kept) : 0;
+      if (length > (size_t)at && !strcmp(e->kept + length - at, ending)) return e;
+    }
+  return NULL;
+}
+
 const struct entry *entry_kept_as(const char *name)
 {
   for (uint32_t i = 0; i < entry_slots; i++)

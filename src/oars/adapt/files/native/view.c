@@ -115,6 +115,30 @@ void script_name(char *path)
   }
 }
 
+/* A folder that this process has open, or is in, and that the voice has removed or moved since: by its number, which the
+ * voice wrote down with it. ``path``: where it is now; it becomes where it was. */
+static int where_it_was(char *path, const char *proc)
+{
+  size_t length = strlen(path);
+  int gone = length > 10 && !strcmp(path + length - 10, " (deleted)"), result = -EOPNOTSUPP;
+  if (config.side != OWN) return gone ? -EOPNOTSUPP : 0;
+  news(); /* the voice wrote it down before it did it */
+  signals kept = signals_off();
+  tables_look(1);
+  const struct entry *e = entry_of(path);
+  struct stat st;
+  if (!gone && !(e && e->before == '-' && !e->mine))
+    result = 0;
+  else if (sys_stat(proc, &st, 0) == 0 && (e = entry_numbered(st.st_ino))) {
+    strcpy(path, e->path);
+    result = 0;
+  } else if (!gone)
+    result = 0;
+  tables_look(0);
+  signals_back(kept);
+  return result;
+}
+
 int descriptor_where(int fd, char *out)
 {
   char link[32] = "/proc/self/fd/", digits[12];
@@ -126,9 +150,8 @@ int descriptor_where(int fd, char *out)
   long length = sys_readlink(link, out, BIG);
   if (length < 0) return (int)length;
   if (out[0] != '/') return -EOPNOTSUPP;
-  if (length > 10 && !strcmp(out + length - 10, " (deleted)")) return -EOPNOTSUPP;
   script_name(out);
-  return 0;
+  return where_it_was(out, link);
 }
 
 /* ``path`` from the root; -EOPNOTSUPP: nothing that we know about, the kernel decides. */
@@ -146,10 +169,11 @@ int absolute(int dirfd, const char *path, char *out)
     long got = raw(SYS_getcwd, (long)out, BIG - PATH_MAX, 0, 0, 0, 0);
     if (got < 0) {
       got = sys_readlink("/proc/self/cwd", out, BIG - PATH_MAX); /* deeper than getcwd can say, or deleted */
-      if (got < 0 || out[0] != '/' || (got > 10 && !strcmp(out + got - 10, " (deleted)"))) return -EOPNOTSUPP;
+      if (got < 0) return -EOPNOTSUPP;
     }
     if (out[0] != '/') return -EOPNOTSUPP;
     script_name(out);
+    if (where_it_was(out, "/proc/self/cwd") < 0) return -EOPNOTSUPP;
   } else {
     int result = descriptor_where(dirfd, out);
     if (result < 0) return -EOPNOTSUPP;

@@ -103,6 +103,10 @@ static int keep(struct work *w, const char *where, const struct stat *was, int i
   for (int tries = 0;; tries++) { /* a name may be there already: process ids come again */
     new_name(name);
     if (in_place) strcat(name, "~");
+    if (S_ISDIR(was->st_mode)) { /* its number, for processes that have it open */
+      strcat(name, "-i");
+      decimal(name + strlen(name), was->st_ino);
+    }
     strcpy(kept, config.kept);
     strcat(kept, "/");
     strcat(kept, name);
