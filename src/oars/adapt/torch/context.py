@@ -1,14 +1,18 @@
 """What every part of the PyTorch adapter shares: the ranks, the record, and where in the script we are.
 
 One object, ``ctx``, filled by ``install``. A rank runs the script in one thread (backward may run in PyTorch's own
-threads, one at a time), so plain attributes are enough.
+threads, one at a time), so plain attributes are enough. But for what says whether ranks are *in step* (``Here``): in
+other threads of the script's, in forked children and while own samples are read they are not, and everything is plain
+PyTorch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -36,6 +40,17 @@ class Split:
         self.draws = draws  # for each dropout of the call in turn: (batch dimension or -1, rows per sample)
         self.drawn = 0
         self.empty = empty  # this rank has no rows and computes on a stand-in row whose result is dropped
+
+
+class Here(threading.local):
+    """What holds in one thread: in all others than the main one, these."""
+
+    in_step = False  # all ranks run what runs now, so that they can meet
+    plain = True
+    split: Split | None = None
+
+
+_here = Here()
 
 
 class Context:
@@ -66,8 +81,6 @@ class Context:
         self.again = False  # ... which is being done again, for rows that were lost
         self.going_back = False  # inside a backward of the script's
         self.spoilt = False  # a rank was lost during this backward: it goes on without messages, then is done again
-        self.plain = False  # inside a split call or a backward: module calls and losses pass straight through
-        self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
         self.optimizer_of: Any = WeakTensorKeyDictionary()  # parameter -> its optimizer's number
@@ -81,6 +94,47 @@ class Context:
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.mode, self.marked = 0, 0  # a bit for each module that is not in the mode it was made in; bits so far
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
+        self.performed = 0  # operations of the script's on rows, and calls of modules
+        self.operations = 0  # the same, those inside of modules too
+        self.place: Any = None  # the one under way, by these numbers
+        self.drawn: Any = None  # where the random streams stood before it
+
+    @property
+    def plain(self) -> bool:
+        """Inside a split call or a backward, or not in step: module calls and losses pass straight through."""
+        return _here.plain
+
+    @plain.setter
+    def plain(self, value: bool) -> None:
+        _here.plain = value
+
+    @property
+    def split(self) -> Split | None:
+        """The split call under way."""
+        return _here.split
+
+    @split.setter
+    def split(self, value: Split | None) -> None:
+        _here.split = value
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks run what runs now. If not, nothing is cut, and nothing sent."""
+        return _here.in_step
+
+    @contextmanager
+    def out_of_step(self, why: str) -> Iterator[None]:
+        """What is done in here is this rank's own (``why``: while …), and plain PyTorch."""
+        before = _here.in_step, _here.plain, _here.split
+        reading = self.world.reading
+        _here.in_step, _here.plain, _here.split = False, True, None
+        if before[0]:
+            self.world.reading = why
+        try:
+            yield
+        finally:
+            self.world.reading = reading
+            _here.in_step, _here.plain, _here.split = before
 
     def join(self, world: Any) -> None:
         """This process is a rank of ``world``."""
@@ -88,6 +142,9 @@ class Context:
         self.era, self.members = world.era, world.members
         world.adopt()
         world.phase = self.phase
+        world.place = lambda: self.place
+        _here.in_step, _here.plain = True, False
+        os.register_at_fork(after_in_child=_forked)
 
     def nccl(self) -> Any:
         """How CUDA tensors cross, or None where ranks share GPUs, or code them: then they go through the host."""
@@ -124,6 +181,11 @@ class Context:
         """Tell every trace under way that something other than row-by-row work happened."""
         for trace in self.traces:
             trace.events.append(event)
+
+
+def _forked() -> None:
+    """This is a child: no rank."""
+    _here.in_step, _here.plain, _here.split = False, True, None
 
 
 ctx = Context()

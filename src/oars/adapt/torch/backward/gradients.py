@@ -29,6 +29,7 @@ from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.tensor import Rows
 from oars.adapt.torch.step_log import write_ledger
 from oars.engine import Astray
+from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 from oars.exchange.compressed import exchange_by
 
@@ -49,6 +50,7 @@ class Gradients:
         self.pending: dict[int, torch.Tensor] = {}  # put-off ones
         self.plans: dict[tuple, Plan] = {}
         self.running = 0
+        self.begun = 0  # backwards so far
         self.backwards = 0  # since the last optimizer step
         self.pattern: list[int] = []  # how many backwards the last steps had
         self.last_loss: Any = None
@@ -137,27 +139,52 @@ class Gradients:
         here = Pass(rows, inputs, create_graph)
         ctx.spoilt = here.look_from(roots)
         self.passes.append(here)
+        around, self.begun = ctx.place, self.begun + 1
+        ctx.place = f"backward {self.begun}", 0
+        try:
+            self._go_back(here, lambda: _backward(
+                roots, None if grad_tensors is None and not any(s is not None for s in seeds) else seeds, retain_graph,
+                create_graph, None, inputs))
+            self.backwards += 1
+            if ctx.spoilt and not self._go_again():
+                return
+            if before or waited_for or create_graph or not self._more_to_come():
+                exchanged = self.exchange_deferred()
+                grad_hooks.after_exchange(before)
+                if waited_for:
+                    by_serial = {s: ref() for s, ref in self.serials.values()}
+                    grad_hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
+            else:
+                self._put_off()
+        except Whole as all_:
+            self._undo()
+            raise all_.error from None
+        finally:
+            ctx.place = around
+
+    def _go_back(self, here: Pass, work: Any) -> None:
         self.watched = here
         try:
-            self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
-                                        else seeds, retain_graph, create_graph, None, inputs))
+            self._run(work)
         except Exception as error:
             if not ctx.spoilt:
-                raise
+                if ctx.separate:
+                    raise
+                self._undo()
+                ctx.world.dissent(error)
             here.broken = f"a backward that did not come to its end ({type(error).__name__}: {error})"
         finally:
             self.watched = None
-        self.backwards += 1
-        if ctx.spoilt and not self._go_again():
-            return
-        if before or waited_for or create_graph or not self._more_to_come():
-            exchanged = self.exchange_deferred()
-            grad_hooks.after_exchange(before)
-            if waited_for:
-                by_serial = {s: ref() for s, ref in self.serials.values()}
-                grad_hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
-        else:
-            self._put_off()
+
+    def _undo(self) -> None:
+        """A backward has failed on some rank: gradients are what they were before it, on all."""
+        if "grad" in torch.Tensor.__dict__:
+            patching.remove(torch.Tensor, "grad")
+        before = {id(p): grad for p, grad in self.base.values()}
+        for p in (*self.touched, *self.pending.values()):
+            p.grad = before.get(id(p))
+        for known in (self.touched, self.pending, self.passes, self.base):
+            known.clear()  # type: ignore[attr-defined]
 
     def _leaves(self) -> list[torch.Tensor]:
         return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
@@ -345,7 +372,12 @@ class Gradients:
         return ctx.perform(self._grad_of, None, args, kwargs)
 
     def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
-        grads = self._of_rows(args, kwargs)
+        try:
+            grads = self._of_rows(args, kwargs)
+        except (RankLost, Irreplaceable):
+            raise
+        except Exception as error:
+            raise rows_.together(error) from None
         if ctx.spoilt:
             ctx.spoilt = False
             raise RankLost

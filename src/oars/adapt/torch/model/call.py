@@ -26,12 +26,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
+from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model.trace import Trace, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
+from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
@@ -47,6 +49,7 @@ class Verdict:
         self.calls = 0
         self.changes = -1  # of modules, when it was traced
         self.new_leaves = False  # it may use weights that nobody knows yet
+        self.sure = True  # it cannot fail on one rank alone
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -123,6 +126,11 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     except (RankLost, Otherwise):
         _put_back(buffers, before, counts)
         raise
+    except Whole:
+        _put_back(buffers, before, counts)
+        if ctx.drawn is not None:
+            random.restore(ctx.drawn)
+        return _on_whole(self, args, kwargs)
     if ctx.again:
         _put_back(buffers, before, counts)
     elif every:
@@ -130,6 +138,14 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
         _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
     return out
+
+
+def _on_whole(module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    """The call as one process makes it, on every rank: some rank could not do its part, and raises now with all."""
+    leaves, spec = tree_flatten((args, kwargs))
+    args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+    with ctx.out_of_step("in a call that is done again"):
+        return _call(module, *args, **kwargs)
 
 
 def _changeable(module: nn.Module) -> list:
@@ -267,7 +283,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
-    verdict.changes, verdict.new_leaves = ctx.changes, trace.new_leaves
+    verdict.changes, verdict.new_leaves, verdict.sure = ctx.changes, trace.new_leaves, trace.sure
     results, _ = tree_flatten(out)
     handed = {id(x) for x in (*inputs, *results)}
     if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
@@ -333,8 +349,17 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     except Otherwise:
         verdict.changes = -1
         raise
+    except Exception as error:
+        ctx.split, ctx.plain = None, False
+        verdict.sure = False
+        if isinstance(error, RankLost):
+            raise
+        rows_.together(error)
+        raise Whole(error, False) from None
     finally:
         ctx.split, ctx.plain = None, False
+    if not (verdict.sure or ctx.separate):
+        ctx.world.confirm()
     if verdict.new_leaves and torch.is_grad_enabled():
         ctx.gradients.leaves(results, local)
     for i, how in enumerate(verdict.outputs):

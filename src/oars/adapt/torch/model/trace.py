@@ -33,6 +33,7 @@ class Trace:
         self.made: list[Any] = []  # weak references to all rows made
         self.known: set[int] = set()  # the rows given and made, by their ids
         self.rows = rows  # of the batch
+        self.sure = True  # no operation looked at the values of its rows, so that it could fail on one rank alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()
