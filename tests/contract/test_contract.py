@@ -26,6 +26,7 @@ GROUPS = [
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
     ["found", "found_more"],
+    ["errors", "threads"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine

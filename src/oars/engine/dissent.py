@@ -2,8 +2,8 @@
 
 A rank that cannot go on says so by revoking the communicator, as after a death: nothing is sent while all goes well.
 Then all ranks meet and tell where they are. If all are in the same operation on rows, all do it again on the whole
-batch (``Whole``), which raises what one process would raise, and where. If the others are further (the operation was not
-known to look at its values, so nobody waited for its end), all raise the error of the first rank that failed.
+batch (``Whole``), which raises what one process would raise, and where. If the others are further (the operation was
+not known to look at its values, so nobody waited for its end), all raise the error of the first rank that failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
 def report(rank: int, place: tuple | None, error: BaseException | None, meeting: str) -> Report:
     """A rank's own."""
-    return Report(rank, place, b"" if error is None else _pickled(error), meeting)
+    return Report(rank, place, b"" if error is None else pickled(error), meeting)
 
 
 def judged(reports: list[Report], rank: int, mine: BaseException | None) -> BaseException:
@@ -49,7 +49,7 @@ def judged(reports: list[Report], rank: int, mine: BaseException | None) -> Base
     return error
 
 
-def _pickled(error: BaseException) -> bytes:
+def pickled(error: BaseException) -> bytes:
     """An exception as it can be raised elsewhere; one that cannot be told as it is becomes a RuntimeError."""
     try:
         data = pickle.dumps(error)

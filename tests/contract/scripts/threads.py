@@ -74,7 +74,8 @@ class Nested(Dataset):
         return 20
 
     def __getitem__(self, i):
-        some = [a.mean(0) for a, _ in DataLoader(torch.utils.data.Subset(data, range(i, i + 4)), batch_size=2)]
+        some = [a.mean(0) for a, _ in
+                DataLoader(torch.utils.data.Subset(data, range(i, i + 4)), batch_size=2, generator=torch.Generator())]
         return torch.stack(some).mean(0), y[i]
 
 

@@ -20,6 +20,7 @@ def install(world: Any, plan: Plan, record: Any) -> None:
     from oars.adapt.torch.context import ctx
 
     ctx.record, ctx.plan = record, plan
+    ctx.begin()
     modes = set()
     gradients: Any = None
     if world is not None:

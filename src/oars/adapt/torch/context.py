@@ -43,11 +43,14 @@ class Split:
 
 
 class Here(threading.local):
-    """What holds in one thread: in all others than the main one, these."""
+    """What holds in one thread: at first, what holds in any but the main one (see ``begin``)."""
 
-    in_step = False  # all ranks run what runs now, so that they can meet
-    plain = True
-    split: Split | None = None
+    def __init__(self) -> None:
+        # Whether all ranks run what runs now, so that they can meet. Autograd's own threads, which Python has not
+        # started, work for the main one.
+        self.in_step = isinstance(threading.current_thread(), threading._DummyThread)
+        self.plain = True
+        self.split: Split | None = None
 
 
 _here = Here()
@@ -67,6 +70,7 @@ class Context:
 
     def __init__(self) -> None:
         self.world: Any = None
+        self.pid = os.getpid()
         self.record: Any = None
         self.plan = Plan()
         self.rank = 0
@@ -123,12 +127,12 @@ class Context:
         return _here.in_step
 
     @contextmanager
-    def out_of_step(self, why: str) -> Iterator[None]:
-        """What is done in here is this rank's own (``why``: while …), and plain PyTorch."""
+    def out_of_step(self, why: str = "") -> Iterator[None]:
+        """What is done in here is plain PyTorch; with a ``why`` (while …) this rank's own, and it meets no others."""
         before = _here.in_step, _here.plain, _here.split
         reading = self.world.reading
         _here.in_step, _here.plain, _here.split = False, True, None
-        if before[0]:
+        if why:
             self.world.reading = why
         try:
             yield
@@ -143,6 +147,9 @@ class Context:
         world.adopt()
         world.phase = self.phase
         world.place = lambda: self.place
+
+    def begin(self) -> None:
+        """This thread of this process runs the script."""
         _here.in_step, _here.plain = True, False
         os.register_at_fork(after_in_child=_forked)
 
@@ -238,6 +245,11 @@ def own(offsets: Offsets) -> tuple[int, int]:
     """This rank's first row and how many it has."""
     lo = offsets[ctx.rank]
     return lo, offsets[ctx.rank + 1] - lo
+
+
+def in_script_thread() -> bool:
+    """Whether this is a thread of the script's, in a rank."""
+    return threading.current_thread() is not threading.main_thread() and os.getpid() == ctx.pid
 
 
 _OURS = tuple(os.path.join(folder, "") for folder in (

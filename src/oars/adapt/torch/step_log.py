@@ -48,6 +48,8 @@ def begin() -> None:
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """A hook before every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
         if ctx.gradients.pending:
@@ -57,6 +59,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """A hook behind every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("update")
     loss = _loss
     if ctx.world is not None:

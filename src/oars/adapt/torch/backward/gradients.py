@@ -7,6 +7,7 @@ pattern is known; whoever reads ``.grad`` before gets it exchanged first.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -26,6 +27,7 @@ from oars.adapt.torch.recovery.backward_pass import Pass, local_root
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.looks import together
 from oars.adapt.torch.rows.tensor import Rows
 from oars.adapt.torch.step_log import write_ledger
 from oars.engine import Astray
@@ -78,9 +80,13 @@ class Gradients:
                 return
             leaf.requires_grad_(True)  # hooks can only be put on leaves that want gradients; frozen ones may thaw
         with torch._C.DisableTorchFunction():  # while a run is played, this would come back as the script's hook
-            register_behind(leaf, self.touched.append)
+            register_behind(leaf, self._touch)
         if not wanted:
             leaf.requires_grad_(False)
+
+    def _touch(self, leaf: torch.Tensor) -> None:
+        if not _aside or threading.get_ident() not in _aside:
+            self.touched.append(leaf)
 
     def enter(self, x: torch.Tensor) -> bool:
         """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank. Whether
@@ -377,7 +383,7 @@ class Gradients:
         except (RankLost, Irreplaceable):
             raise
         except Exception as error:
-            raise rows_.together(error) from None
+            raise together(error) from None
         if ctx.spoilt:
             ctx.spoilt = False
             raise RankLost
@@ -442,6 +448,21 @@ class _Watched:
 
     def __set__(self, tensor: Any, value: Any) -> None:
         _grad_slot.__set__(tensor, value)
+
+
+_aside: set[int] = set()  # threads in a backward that is not the training's
+
+
+def backward_aside(*args: Any, **kwargs: Any) -> None:
+    """A backward where ranks are not in step: its gradients are nobody else's."""
+    here = threading.get_ident()
+    inside = here in _aside
+    _aside.add(here)
+    try:
+        _backward(*args, **kwargs)
+    finally:
+        if not inside:
+            _aside.discard(here)
 
 
 def parameter_new(inner: Any) -> Any:

@@ -14,6 +14,8 @@ import numbers
 import pickle
 import random
 import types
+import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,12 @@ class Wrote(NamedTuple):
     """A batch's own part whose samples wrote files when they were read (a cache, filled on first use)."""
 
     data: Any
+
+
+class Failed(NamedTuple):
+    """A batch's own part that could not be read."""
+
+    error: Exception
 
 
 class Cut(NamedTuple):
@@ -53,19 +61,26 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
     files_before = files.changes()
-    samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    with ctx.out_of_step():
+        samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
     by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
     own_generators = generators(fetcher.collate_fn)
     before = _positions(own_generators)
-    every = fetcher.collate_fn(samples)
+    with ctx.out_of_step():
+        every = fetcher.collate_fn(samples)
     if _positions(own_generators) != before or files.changes() != files_before:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
     if not cut.rows:
         return every, NOTHING
     if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):
         return every, None
-    return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)
+    try:
+        with ctx.private, ctx.out_of_step("while own samples are collated"):
+            some = fetcher.collate_fn(mine if by_sample else many(cut.mine()))
+    except Exception:  # the script's own code: it takes whole batches, perhaps
+        return every, None
+    return every, _compare(every, some, cut)
 
 
 def _pads(collate_fn: Any, mine: Any, every: Any, cut: Cut) -> bool:
@@ -199,10 +214,27 @@ def default_spec(data: Any) -> Any:
     return "same" if parts is None else tuple(map(default_spec, parts))
 
 
-def alike(data: Any, spec: Any) -> bool:
-    """Whether all ranks' parts of a batch fit together: same kinds, same shapes but for the number of rows."""
-    prints = ctx.world.allgather(_print(data, spec))
-    return all(p == prints[0] for p in prints)
+def compare(data: Any, spec: Any, cut: Cut, wrote: bool) -> tuple[bool, bool, bool]:
+    """Whether all ranks' parts of a batch fit together (same kinds, same shapes but for the rows, of which each has its
+    share); whether any could not be read; whether reading wrote files. ``spec``: None for the default collate's."""
+    failed = isinstance(data, Failed)
+    fits, mark = True, 0
+    if not failed and cut.rows:
+        spec = default_spec(data) if spec is None else spec
+        fits = all(len(part) == cut.rows for part in _parts_by_row(data, spec))
+        mark = zlib.crc32(repr(_print(data, spec)).encode()) + 1
+    told = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote]))
+    marks = set(told[:, 0].tolist()) - {0}
+    return len(marks) <= 1 and bool(told[:, 1].all()), bool(told[:, 2].any()), bool(told[:, 3].any())
+
+
+def _parts_by_row(data: Any, spec: Any) -> Iterator[Any]:
+    """What must have one entry for each sample."""
+    if spec in ("rows", "array", "list"):
+        yield data
+    elif not isinstance(spec, str):
+        for part, of_part in zip(children(data) or [], spec, strict=False):
+            yield from _parts_by_row(part, of_part)
 
 
 def _print(data: Any, spec: Any) -> Any:

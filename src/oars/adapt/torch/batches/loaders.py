@@ -7,15 +7,19 @@ apart, which ask nobody, it is tried on single samples at first). If it pads, so
 from then on and cut where a model is called, as hand-made batches are. So are those of a ``collate_fn`` that draws
 random numbers, of a dataset that writes files when it is read (a cache, filled on first use), of iterable datasets and
 of ``batch_size=None``, and what is read in a thread.
+
+Before a batch that was cut is handed out, ranks compare in one small message what they have: kinds, shapes, whether
+there is a row for each sample, whether reading failed. Where they differ the batch is read whole, by every rank: then
+all see, or raise, what one process would.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import sys
-import threading
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,10 +34,11 @@ from oars.adapt import files
 from oars.adapt.python import random as random_
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
-from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
+from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.dissent import pickled
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -53,7 +58,8 @@ _seeded_in: int | None = None
 def fetch(self: Any, index: Any) -> Any:
     """Replaces the map-style fetcher's, here and in workers."""
     if not isinstance(index, Cut):
-        return _fetch(self, index)
+        with ctx.out_of_step():
+            return _fetch(self, index)
     if index.whole:
         return collate.probe(self, index)
     if not index.mine():
@@ -63,7 +69,7 @@ def fetch(self: Any, index: Any) -> Any:
         _seed_worker()
         data = _fetch(self, index.mine())
     else:
-        with ctx.private:
+        with ctx.private, ctx.out_of_step("while own samples are read"):
             data = _fetch(self, index.mine())
     return data if files.changes() == before else collate.Wrote(data)
 
@@ -129,15 +135,9 @@ def workers_init(self: Any, loader: DataLoader) -> None:
 
 
 def _apart(loader: DataLoader) -> bool:
-    """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
-    would be chance. Every rank then reads all of it."""
-    return "_oars_apart" in vars(loader) or _in_thread()
-
-
-def _in_thread() -> bool:
-    """Whether a thread of the script's reads: it must send no messages, for they would meet others than its own, nor
-    swap the random streams, from which the script may draw meanwhile."""
-    return threading.current_thread() is not threading.main_thread()
+    """Whether a loader is read beside the training, in a thread or by a data set: there nothing can be said to other
+    ranks, nor may random streams be swapped, from which the script may draw meanwhile. Every rank then reads all."""
+    return "_oars_apart" in vars(loader) or not ctx.in_step
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
@@ -151,7 +151,7 @@ def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
-    if not self._oars_queue and _in_thread():  # the iterator was made before
+    if not self._oars_queue and not ctx.in_step:  # the iterator was made before
         self._oars_apart = True
     if self._oars_apart:
         return _plain["_next_index"](self)
@@ -182,7 +182,7 @@ def _by_number(iterator: Any) -> bool:
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
-    if _in_thread():
+    if not ctx.in_step:
         return WHOLE, None
     way = _ways.get(iterator._oars_loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
@@ -192,13 +192,12 @@ def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     try:
         data = _read(self, _plain["__next__"](self))
-    except StopIteration:
-        raise
     except Exception as error:
-        _unread(self, error)
-        raise
+        data = _unread(self, error)
     if self._oars_apart:
-        ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
+        if in_script_thread():
+            ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing in the main "
+                              "thread is still split")
         return data
     recent.clear()
     cut = self._oars_queue.popleft()
@@ -215,14 +214,27 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _unread(self: Any, error: Exception) -> None:
-    """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
-    should the script do so without it, the rows would be those of different batches."""
-    cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
-    if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
-        why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
-        ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
-                            "without them, of which the other ranks do not know: leave them out of the data set")
+def _unread(self: Any, error: Exception) -> Any:
+    """A batch could not be read. Where it was cut the other ranks know nothing of that yet."""
+    if self._oars_apart or not self._oars_queue:
+        raise error
+    cut = self._oars_queue[0]
+    if cut is None or cut.whole or cut.uncut or ctx.alone:
+        self._oars_queue.popleft()
+        if cut is not None and ctx.alone and not (cut.whole or cut.uncut or ctx.separate):
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
+            ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
+                                "without them, of which the other ranks do not know: leave them out of the data set")
+        raise error
+    return collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
+
+
+def _fail(self: Any, data: Any, cut: Cut) -> Any:
+    """Some rank could not read its samples: all read the batch as one process does, and raise what that raises."""
+    errors = ctx.world.allgather(pickled(data.error) if isinstance(data, collate.Failed) else b"")
+    with ctx.private:
+        _refetch(self, cut)
+    raise pickle.loads(next(error for error in errors if error))  # it went well this time
 
 
 def _read(self: Any, data: Any) -> Any:
@@ -286,23 +298,31 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return every if _in_thread() else _probed(self, every, spec, cut)
+        return every if not ctx.in_step else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
         return _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        if any(ctx.world.allgather(self._oars_loader.wrote)):
+    if not (ctx.alone and (default or ctx.phases.any_shape())):
+        fits, failed, wrote = collate.compare(data, None if default else spec, cut, self._oars_loader.wrote)
+        if failed:
+            return _fail(self, data, cut)
+        if wrote:
             _not_in_parts(self._oars_loader, self._dataset)
             return _refetch(self, cut)
-        _ways[self._oars_loader] = (BY_ROW, None)
+        if not fits and default:
+            ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
+                              "every rank reads such batches whole")
+        if not fits:
+            every = _refetch(self, cut)
+            return every if default else _not_by_row(self, every)
+        if self._oars_loader not in _ways:
+            _ways[self._oars_loader] = (BY_ROW, None)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
         spec = collate.default_spec(data)
-    elif not ((ctx.alone and ctx.phases.any_shape()) or collate.alike(data, spec)):
-        return _not_by_row(self, _refetch(self, cut))
     return collate.to_batch(data, spec, cut)
 
 
@@ -336,7 +356,18 @@ def _not_in_parts(loader: Key, dataset: Any) -> None:
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
-    return _fetch(_fetcher(self), cut.indices)
+    try:
+        with ctx.out_of_step():
+            return _fetch(_fetcher(self), cut.indices)
+    except Exception as error:
+        if not self._num_workers:
+            raise
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        failed = type(error), error.with_traceback(None), trace
+    worker = (self._rcvd_idx - 1) % self._num_workers  # the one of one process
+    torch._utils.ExceptionWrapper(failed, f"in DataLoader worker process {worker}").reraise()
 
 
 def _fetcher(self: Any) -> Any:

@@ -31,6 +31,7 @@ from oars.adapt.torch.context import Offsets, Split, ctx, offsets_of, on_every_r
 from oars.adapt.torch.model.trace import Trace, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.looks import together
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
 from oars.engine.dissent import Whole
@@ -144,7 +145,7 @@ def _on_whole(module: nn.Module, args: tuple, kwargs: dict) -> Any:
     """The call as one process makes it, on every rank: some rank could not do its part, and raises now with all."""
     leaves, spec = tree_flatten((args, kwargs))
     args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
-    with ctx.out_of_step("in a call that is done again"):
+    with ctx.out_of_step():
         return _call(module, *args, **kwargs)
 
 
@@ -354,7 +355,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         verdict.sure = False
         if isinstance(error, RankLost):
             raise
-        rows_.together(error)
+        together(error)
         raise Whole(error, False) from None
     finally:
         ctx.split, ctx.plain = None, False

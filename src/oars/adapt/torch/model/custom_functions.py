@@ -21,6 +21,7 @@ from oars.adapt.torch.model.call import Trace
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.collectives import Alike, Times
+from oars.adapt.torch.rows.looks import look_after, together
 from oars.adapt.torch.rows.tensor import Rows, cut, whole
 from oars.engine.world import RankLost
 
@@ -79,9 +80,9 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
     except RankLost:
         raise
     except Exception as error:
-        rows_.together(error)
+        together(error)
         return _on_whole(cls, args, kwargs)
-    rows_.look_after()
+    look_after()
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))

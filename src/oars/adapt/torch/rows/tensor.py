@@ -21,6 +21,7 @@ from oars import debug
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import Offsets, ctx, of_the_script, own, site, tiny
 from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows.looks import LOOKS, look_after, looks, together
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
 from oars.engine.dissent import Whole
@@ -29,14 +30,6 @@ from oars.engine.world import RankLost
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
-# Of the operations with a rule, those that look at the values of their rows and may refuse some: an index, a class, a
-# probability, a zero that whole numbers are divided by. All others fail by shapes and kinds, which all ranks have alike.
-LOOKS = {"gather", "index_select", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_fill",
-         "index_fill_", "take_along_dim", "embedding", "embedding_bag", "one_hot", "repeat_interleave", "__getitem__",
-         "__setitem__", "cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss",
-         "binary_cross_entropy", "max_unpool1d", "max_unpool2d", "max_unpool3d", "floor_divide", "remainder", "fmod",
-         "floor_divide_", "remainder_", "fmod_", "__floordiv__", "__rfloordiv__", "__ifloordiv__", "__mod__", "__rmod__",
-         "__imod__", "div", "div_", "divide"}
 DRAWS = {"bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like", "multinomial", "normal_", "uniform_",
          "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "rrelu", "rrelu_", "poisson", "normal",
          "dropout", "dropout_", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax"}
@@ -145,6 +138,8 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if not ctx.in_step and (name != "__get__" or func.__self__.__name__ in _DERIVED):
+            return gathered(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             attribute = func.__self__.__name__
             if name == "__get__" and attribute in _DERIVED:
@@ -224,7 +219,8 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     ctx.place = ctx.performed, ctx.operations
     try:
         out = rule(func, args, kwargs)
-        if name in LOOKS and _on_own_rows(out) and _looks(name, args, out):
+        # What gives no rows has ended with a message.
+        if name in LOOKS and (type(out) is Rows or out is None) and looks(name, args, out):
             look_after()
         return out
     except (Unsplit, KeyError):
@@ -245,42 +241,6 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 _NO_ARGUMENT = ("tuple index out of range", "list index out of range")  # it is not where the rule looks for it
-
-
-def _on_own_rows(out: Any) -> bool:
-    """Whether an operation has ended without a message: what gives rows, or nothing, has."""
-    return type(out) is Rows or out is None
-
-
-def _looks(name: str, args: tuple, out: Any) -> bool:
-    """Whether it did so this time: ``x[2:5, None]`` and fractions that are divided do not."""
-    if name in ("__getitem__", "__setitem__"):
-        return any(isinstance(a, (torch.Tensor, list)) for a in (args[1] if isinstance(args[1], tuple) else args[1:2]))
-    if "div" in name or "mod" in name or "remainder" in name:
-        return not out.dtype.is_floating_point
-    return True
-
-
-def look_after() -> None:
-    """An operation that looks at the values of its rows has gone well here: so it must have everywhere, before the
-    script goes on."""
-    for trace in ctx.traces:
-        trace.sure = False
-    if not ctx.separate:
-        ctx.world.confirm()
-
-
-def together(error: Exception, inner: bool = False) -> BaseException:
-    """An error that perhaps this rank alone has met: returns where all are to do the operation on the whole batch, or to
-    raise what is returned."""
-    if ctx.separate or not ctx.in_step:
-        raise error
-    try:
-        ctx.world.dissent(error)
-    except Whole as all_:
-        if inner and not all_.inner:
-            raise
-        return all_.error
 
 
 def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -328,6 +288,10 @@ def wrap(out: Any, offsets: Offsets, dim: int) -> Any:
 
 def whole(x: Rows, op: str) -> torch.Tensor:
     """The plain global tensor on every rank; ``op`` is named in the summary if this costs much."""
+    if not ctx.in_step and (where := ctx.world.out_of_reach()):
+        if x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
+            return x.mirror.full
+        ctx.world.refuse(op, where)
     return _whole(op, (x,), {}) if ctx.busy else ctx.perform(_whole, op, (x,), {})
 
 
