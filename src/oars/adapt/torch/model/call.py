@@ -360,7 +360,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     finally:
         ctx.split, ctx.plain = None, False
     if not (verdict.sure or ctx.separate):
-        ctx.world.confirm()
+        collectives.unless_spoilt(ctx.world.confirm)
     if verdict.new_leaves and torch.is_grad_enabled():
         ctx.gradients.leaves(results, local)
     for i, how in enumerate(verdict.outputs):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oars.adapt.torch.context import ctx
+from oars.adapt.torch.rows import collectives
 from oars.engine.dissent import Whole
 
 LOOKS = {"gather", "index_select", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_fill",
@@ -38,13 +39,13 @@ def look_after() -> None:
     for trace in ctx.traces:
         trace.sure = False
     if not ctx.separate:
-        ctx.world.confirm()
+        collectives.unless_spoilt(ctx.world.confirm)
 
 
 def together(error: Exception, inner: bool = False) -> BaseException:
     """An error that perhaps this rank alone has met: returns where all are to do the operation on the whole batch, or
     to raise what is returned."""
-    if ctx.separate or not ctx.in_step:
+    if ctx.separate or not ctx.in_step or ctx.going_back:  # (a backward fails as a whole; recomputing ends by errors)
         raise error
     try:
         raise ctx.world.dissent(error)
