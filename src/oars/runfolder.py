@@ -10,6 +10,11 @@ RUNS = "oars-runs"
 JOB = "OARS_JOB"  # in the environment of a submitted job: its run folder, which was made when it was submitted
 
 
+def fatal_file(rank: int) -> str:
+    """The file in a run folder where Python says by which signal, of a crash, this rank died."""
+    return f"fatal-{rank}"
+
+
 class CutOff(Exception):
     """This side of a cut link has stopped, and the other may go on: one line for the user."""
 

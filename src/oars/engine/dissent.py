@@ -11,6 +11,8 @@ from __future__ import annotations
 import pickle
 from typing import Any, NamedTuple
 
+from oars.engine import Astray
+
 
 class Whole(BaseException):
     """A rank could not do an operation on its rows: all are to do it on the whole batch. Ours to catch, not a script's;
@@ -20,6 +22,13 @@ class Whole(BaseException):
     def __init__(self, error: BaseException, inner: bool) -> None:
         super().__init__(str(error))
         self.error, self.inner = error, inner
+
+
+class Parted(Exception):
+    """This rank is in another meeting than others."""
+
+
+PARTED = "(the script does not do the same on every rank: it looks at something that differs between them)"
 
 
 class OutOfStep(RuntimeError):
@@ -43,6 +52,9 @@ def report(rank: int, place: tuple | None, error: BaseException | None, meeting:
 def judged(reports: list[Report], rank: int, mine: BaseException | None) -> BaseException:
     """What a rank is to raise; the same on all."""
     first = next(r for r in reports if r.error)
+    if any(isinstance(pickle.loads(r.error), Parted) for r in reports if r.error):
+        where = ", ".join(f"rank {r.rank} in {r.meeting}" for r in reports)
+        return Astray(f"oars: the ranks have parted: {where} {PARTED}")
     error = mine if mine is not None and first.rank == rank else pickle.loads(first.error)
     if first.place is not None and all(r.place is not None and r.place[0] == first.place[0] for r in reports):
         return Whole(error, len({r.place for r in reports}) == 1)

@@ -9,6 +9,10 @@ shrinks, and compares how far the others came: if anybody completed the collecti
 from there (small results are kept for that; large ones are complete everywhere once all have met behind them). So
 survivors are always at the same place of the same program, and no step needs a vote of its own.
 
+**Identity.** Each meeting has one: its number, kind, dtype and shape, and its place in the script. Ranks of one host
+compare these on the board, before and behind each meeting; ranks of several hosts compare a hash of all so far
+(``history``) when they exchange gradients. Ranks that are in different meetings end with one line that says which.
+
 **Errors.** A rank that cannot do its part of an operation *dissents*: it revokes as if it had met a death, and all tell
 where they are (``engine/dissent.py``).
 
@@ -25,6 +29,7 @@ import os
 import pickle
 import socket
 import threading
+import zlib
 from collections.abc import Callable
 from time import monotonic, perf_counter, sleep  # as they are now: scripts are given another clock later
 from typing import Any, NoReturn
@@ -33,11 +38,19 @@ import numpy as np
 
 from oars.engine import Astray
 from oars.engine.board import Board
-from oars.engine.dissent import OutOfStep, judged, report
+from oars.engine.dissent import PARTED, OutOfStep, Parted, judged, report
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
 _LINE = 1 << 9  # bytes of an object that travel with its length
 _IN_HAND = "in hand"
+
+
+_KINDS: dict[str, int] = {}  # of meetings, as numbers that all processes have alike
+
+
+def _number(kind: str) -> int:
+    _KINDS[kind] = zlib.crc32(kind.encode())
+    return _KINDS[kind]
 
 
 class RankLost(Exception):
@@ -73,8 +86,13 @@ class World:
         self.before: Callable[[str, int], None] | None = None  # called with a collective's name, and its rows' width
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
         self.place: Callable[[], tuple | None] = lambda: None  # the operation on rows that this rank is in
-        self.reading = ""  # what is done on this rank alone just now, so that no other can be met
-        self._thread, self._pid = threading.get_ident(), os.getpid()
+        self.line: Callable[[], int] = int  # a hash of the place in the script
+        self.site: Callable[[], str] = str  # the same, to be read
+        self.history = 0  # a hash of all meetings so far, where ranks are on several hosts
+        self.reading = ""  # where this is done, if that is where no other rank can be met
+        self._thread = threading.get_ident()
+        os.register_at_fork(after_in_child=self._forked)
+        self._generation = 0  # how often ranks have come together anew
         self._parted = False  # a rank could not go on: all come together, before anything else
         self._coming_together = False
         self._error: Exception | None = None  # what this rank met
@@ -116,12 +134,17 @@ class World:
     def begin_era(self, era: int, done: int) -> None:
         """The ranks are others from here on: what was cut for those before must be cut anew (see ``adopt``)."""
         self.era, self._done, self._kept = era, done, None
+        self._generation, self.history = era, 0
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self.node_of[self.origin]
         mine = [m for m in self.members if self.node_of[m] == self.node]
         self.local_rank, self.local_size = mine.index(self.origin), len(mine)
+        at, n = self.members.index(self.origin), len(self.members)
+        alone = len({self.hosts[m] for m in self.members}) == 1
+        self.board.look_at(sorted({self.members[at - 1], self.members[(at + 1) % n]} - {self.origin}) if alone else [])
+        self._spread = not alone
 
     @classmethod
     def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> World:
@@ -155,7 +178,7 @@ class World:
                 self.comm.Allreduce(self._mpi.IN_PLACE, array)
             return array
 
-        result = self._meet("allreduce", talk, array.nbytes)
+        result = self._meet("allreduce", talk, array.nbytes, what=(ord(array.dtype.char), array.shape))
         if result is not array:
             array[...] = result
         return array
@@ -182,7 +205,7 @@ class World:
 
         # Open MPI's Allgatherv (and no other collective that we use: all were tried) may report success though a rank
         # died before it gave its rows: all must meet behind it.
-        result = self._meet("gather", talk, None if self.survives else 0)
+        result = self._meet("gather", talk, None if self.survives else 0, what=(rows.shape[1:], *counts))
         if result is not whole:
             whole[...] = result
 
@@ -196,7 +219,8 @@ class World:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
         if self.before is not None:
             self.before("allgather_alike", -1)
-        return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size)
+        return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size,
+                          what=(ord(mine.dtype.char), mine.shape))
 
     def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
         every = np.empty((comm.size, *mine.shape), mine.dtype)
@@ -264,12 +288,13 @@ class World:
 
     # -- meeting, and what happens when somebody does not come
 
-    def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True) -> Any:
-        """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
+    def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True,
+              what: tuple = ()) -> Any:
+        """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns), ``what``
+        tells one meeting of a kind from another."""
         if self.astray:
             raise Astray(f"oars: {self.astray}")
-        if (self.reading or threading.get_ident() != self._thread or os.getpid() != self._pid) and (
-                where := self.out_of_reach()):
+        if (self.reading or threading.get_ident() != self._thread) and (where := self.out_of_reach()):
             self.refuse(kind, where)
         if self._parted and not self._coming_together:
             self._come_together(kind)
@@ -277,9 +302,16 @@ class World:
             raise RankLost
         began = perf_counter()
         self.board.enter(kind)
+        line = 0 if self._coming_together else self.line()  # that is met wherever a rank is
+        identity = hash((_KINDS.get(kind) or _number(kind), self._done, line, what))
+        mark = self.board.mark(1 + self._done + 4099 * self._generation, identity)
         try:
             try:
+                if self.board.parted(mark):
+                    self._part(kind)
                 result = talk()
+                if self.board.parted(mark):
+                    self._part(kind)
                 if nbytes is None or (nbytes > _SMALL and self.survives):
                     self._in_hand = result
                     self._barrier()
@@ -288,17 +320,33 @@ class World:
                     self._kept = result.copy() if isinstance(result, np.ndarray) else result
             except self._mpi.Exception as error:
                 result = self._recover(error, kind)
+            except pickle.UnpicklingError as error:
+                self._part(kind, str(error))
             self._done += 1
+            if self._spread:
+                self.history = hash((self.history, identity))
             return result
         finally:
             self.board.leave(self._done)
             self.seconds += perf_counter() - began
 
+    def _forked(self) -> None:
+        """This is a child of a rank."""
+        self.reading, self._thread = "in a forked child", threading.get_ident()
+
+    def _part(self, kind: str, why: str = "") -> NoReturn:
+        """This rank is in another meeting than the others: all end, with a line of where each is."""
+        parted = Parted(why)
+        if not self.survives:
+            raise Astray(f"oars: the ranks have parted, rank {self.origin} in {kind} at {self.site()} {PARTED}")
+        self._error = parted
+        if not self._parted:
+            self._recover(None, kind)
+        self._come_together(kind)
+
     def out_of_reach(self) -> str:
         """Where we are, if not where the others can be met: in a thread, a child, a read; else nothing. Autograd's own
         threads, which Python has not started, work for the main one."""
-        if os.getpid() != self._pid:
-            return "in a forked child"
         thread = threading.current_thread()
         if thread.ident != self._thread and not isinstance(thread, threading._DummyThread):
             return "in a thread"
@@ -323,11 +371,16 @@ class World:
         self._error = error
         if not self._parted:
             self._recover(None, "error")
-        self._come_together("error")
+        self._come_together("an error")
+
+    def answer(self) -> None:
+        """This rank has nothing more to do: should another have met an error since, it waits for everybody's word."""
+        if self.survives and self.comm.Is_revoked() and not self.fallen():
+            self._recover(None, "end")
 
     def _come_together(self, kind: str) -> NoReturn:
         """A rank could not go on: tell each other where we are, and raise what all are to raise."""
-        mine = report(self.origin, self.place(), self._error, kind)
+        mine = report(self.origin, self.place(), self._error, " at ".join(filter(None, (kind, self.site()))))
         self._coming_together = True
         try:
             while True:
@@ -376,6 +429,8 @@ class World:
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
         if error is not None and (not self.survives or (
                 error.Get_error_class() not in lost and not self._somebody_fell())):
+            if error.Get_error_class() == mpi.ERR_TRUNCATE:
+                self._part(kind, str(error))
             raise error
         self.board.enter("recover")
         while True:
@@ -405,6 +460,7 @@ class World:
         gone = sorted(set(self.members) - {origin for origin, _, _ in told})
         self._parted = self._parted or any(met for _, _, met in told)
         self.comm, self.members, self.derived = comm, [origin for origin, _, _ in told], []
+        self._generation += 1
         self._count()
         if gone or not self._parted:
             self.era += 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import faulthandler
 import io
 import json
 import os
@@ -35,6 +36,7 @@ from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import share_stdin, stand_in_terminal, take_stdin, tell_terminal_size
 from oars.rank.survive import Survivor
+from oars.runfolder import fatal_file
 from oars.supervisor.launch import RANK_VARIABLES, rank_command
 
 BORN = time.time()
@@ -71,6 +73,7 @@ def main() -> None:
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
+    faulthandler.enable(open(folder / fatal_file(rank), "wb", buffering=0))  # (the script may choose another file)
     copy = os.path.join(plan.stage["place"], "code") if plan.stage is not None else ""
     code = run_script(plan.script, plan.args, plan.module, ends.failed, copy)
     if tape.playing:

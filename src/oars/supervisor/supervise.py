@@ -31,7 +31,7 @@ from oars.hosts.reach import Reach, lost_host, missing_hosts, not_started
 from oars.plan import Plan, error_file
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import StdinServer
-from oars.runfolder import CutOff, UsageError
+from oars.runfolder import CutOff, UsageError, fatal_file
 from oars.supervisor import launch, stage, stall
 from oars.supervisor.screen import Screen
 from oars.supervisor.snapshot_requests import DONE, REQUEST, RESUMED, Asking, take_lock
@@ -46,7 +46,7 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
+MARKS = re.compile(r"(born|pid|fatal|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
                    r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
@@ -341,6 +341,8 @@ class Supervisor:
             rank, number = 0, -code
         elif killed:
             rank, number = int(killed[1]), int(killed[2])
+        elif crashed := _crashed(self.folder, seen):
+            rank, number = crashed
         elif self.missing:
             self.screen.say(f"{self.missing}, see {self.folder}/mpirun.log")
             return stall.ABORTED
@@ -362,6 +364,20 @@ class Supervisor:
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         self.snapshots.say_kept()
         return 128 + number
+
+
+_CRASHES = {"Aborted": signal.SIGABRT, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS,
+            "Floating-point exception": signal.SIGFPE, "Floating point exception": signal.SIGFPE,
+            "Illegal instruction": signal.SIGILL}
+
+
+def _crashed(folder: Path, seen: set[str]) -> tuple[int, int] | None:
+    """The first rank that died of a signal of its own making, and which, as Python wrote it down."""
+    for rank in sorted(int(name[6:]) for name in seen if re.fullmatch(r"fatal-\d+", name)):
+        said = re.match("Fatal Python error: (.*)", _read(folder / fatal_file(rank)))
+        if said and said[1] in _CRASHES and f"exit-{rank}.json" not in seen:
+            return rank, _CRASHES[said[1]]
+    return None
 
 
 def clear_marks(folder: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -146,7 +147,9 @@ class Context:
         self.era, self.members = world.era, world.members
         world.adopt()
         world.phase = self.phase
-        world.place = lambda: self.place
+        world.place, world.site = lambda: self.place, site
+        if self.plan.sync == "allreduce":  # ranks that train on their own meet where they happen to be
+            world.line = line
 
     def begin(self) -> None:
         """This thread of this process runs the script."""
@@ -259,6 +262,25 @@ _OURS = tuple(os.path.join(folder, "") for folder in (
 def of_the_script(file: str) -> bool:
     """Whether code of this file is the script's, not PyTorch's nor ours."""
     return not file.startswith(_OURS)
+
+
+_codes: dict[Any, int] = {}  # of functions: 0 if they are PyTorch's or ours, else a hash of where they stand
+
+
+def line() -> int:
+    """A hash of the user's line that is running now, the same on all ranks that are there."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        known = _codes.get(code)
+        if known is None:
+            name = code.co_filename
+            known = _codes[code] = zlib.crc32(f"{os.path.basename(name)} {code.co_firstlineno}".encode()) | 1 if (
+                of_the_script(name) and not name.startswith("<")) else 0
+        if known:
+            return known ^ frame.f_lasti
+        frame = frame.f_back
+    return 0
 
 
 def site() -> str:

@@ -145,6 +145,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.jit, "save", (ASYNC(weight_reads.of_modules),)),
         Seam(torch.export, "export", (ASYNC(weight_reads.of_modules),)),
         # loaders
+        Seam(DataLoader, "check_worker_number_rationality", (loaders.worker_number,)),
         Seam(DataLoader, "__len__", (instead(loaders.loader_len),)),
         Seam(_Iter, "__init__", (instead(loaders.iter_init),)),
         Seam(_Iter, "_reset", (instead(loaders.iter_reset),)),

@@ -21,7 +21,7 @@ from oars.adapt.python import patching
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.backward import grad_hooks
 from oars.adapt.torch.backward.flat_buffers import Plan
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.backward_pass import Pass, local_root
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
@@ -31,7 +31,7 @@ from oars.adapt.torch.rows.looks import together
 from oars.adapt.torch.rows.tensor import Rows
 from oars.adapt.torch.step_log import write_ledger
 from oars.engine import Astray
-from oars.engine.dissent import Whole
+from oars.engine.dissent import PARTED, Whole
 from oars.engine.world import RankLost
 from oars.exchange.compressed import exchange_by
 
@@ -317,7 +317,8 @@ class Gradients:
     def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values(),
+                           ctx.world.history], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
@@ -325,6 +326,8 @@ class Gradients:
             if early and not on_gpu:
                 plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
+            if (headers[:, 4] != header[4]).any():
+                raise Astray(f"oars: the ranks have parted since the last step, before {site()} {PARTED}")
             if (headers[:, 0] != plan.digest).any():
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "

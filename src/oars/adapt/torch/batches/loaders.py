@@ -98,6 +98,15 @@ class Watchdog(data_utils.worker.ManagerWatchdog):
             self.manager_pid = made_by.pid
 
 
+def worker_number(inner: Any) -> Any:
+    """Around the warning of more workers than cores: a rank has its share of these, the script counts on all."""
+    def check(self: DataLoader) -> None:
+        if self.num_workers > (os.cpu_count() or 1):
+            inner(self)
+
+    return check
+
+
 # ---- the iterator -------------------------------------------------------------------------------------------------
 
 

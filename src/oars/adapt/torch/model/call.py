@@ -129,6 +129,9 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         raise
     except Whole:
         _put_back(buffers, before, counts)
+        for of in _verdicts.get(self, ()):
+            for verdict in of.values():
+                verdict.sure = False
         if ctx.drawn is not None:
             random.restore(ctx.drawn)
         return _on_whole(self, args, kwargs)
@@ -352,7 +355,6 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
         raise
     except Exception as error:
         ctx.split, ctx.plain = None, False
-        verdict.sure = False
         if isinstance(error, RankLost):
             raise
         together(error)
