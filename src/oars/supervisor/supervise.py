@@ -46,8 +46,8 @@ SAVES_AFTER_CTRL_C = 30.0  # from the first rank's end to the last's: the voice 
 TERM_TO_KILL = 2.0
 ALL_LEFT = 1.0  # after the last rank's end: mpirun may wait for those of a dead host, or for some that never joined
 STARTS = 3  # how often ranks are started when some die before the script has begun
-MARKS = re.compile(r"(born|pid|fatal|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
+MARKS = re.compile(r"(born|pid|fatal|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$"
+                   r"|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 
