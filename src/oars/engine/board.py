@@ -72,6 +72,8 @@ class Board:
             _FIXED.pack_into(self._page, _FIXED_AT, os.getpid(), socket.gethostname().encode()[:64])
             _LIVE.pack_into(self._page, 0, 0, time(), 0.0, b"")
             self._marks = memoryview(self._page)[_MARKS_AT : _MARKS_AT + 8 * _MARKS].cast("Q")
+            for place in range(_MARKS):  # of another process, which had this board before
+                self._marks[place] = 0
 
     @classmethod
     def create(cls, path: Path, ranks: int, hosts: int = 1) -> Board:

@@ -161,6 +161,7 @@ class World:
         comm = self.comm.Split(int(self.origin in servers), self.rank)
         part = World(comm, self.board, self.patient, self.survives, origin=self.origin)
         part.star, part.servers, part.hosts = star, servers, self.hosts
+        part._generation = self._generation + 1  # the same board, with marks of meetings so far
         return part
 
     # -- collectives
