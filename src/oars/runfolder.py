@@ -100,6 +100,11 @@ def handles(number: object) -> str:
     return f"handles-{number}"
 
 
+def fatal(rank: object) -> str:
+    """By which signal, of a crash, a rank died, as Python writes it down."""
+    return f"fatal-{rank}"
+
+
 def lost(rank: object) -> str:
     """The others go on without this rank."""
     return f"lost-{rank}"
@@ -200,7 +205,7 @@ def staged(host: object) -> str:
     return f"staged-{host}"
 
 
-MARKS = re.compile(r"(born|pid|handles|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$"
+MARKS = re.compile(r"(born|pid|handles|fatal|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$"
                    r"|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 

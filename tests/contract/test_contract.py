@@ -28,6 +28,7 @@ GROUPS = [
     ["models_varying", "hooks", "whole_batch", "modes"],
     ["ecosystem"],
     ["memory", "objects"],
+    ["errors", "threads"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import faulthandler
 import io
 import json
 import os
@@ -72,6 +73,7 @@ def main() -> None:
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
+    faulthandler.enable(open(folder / runfolder.fatal(rank), "wb", buffering=0))  # (the script may choose another file)
     copy = os.path.join(plan.stage["place"], "code") if plan.stage is not None else ""
     code = run_script(plan.script, plan.args, plan.module, ends.failed, copy)
     if tape.playing:

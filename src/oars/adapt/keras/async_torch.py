@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from oars.adapt.meet import end
 from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
-from oars.adapt.torch.batches.loaders import Key, share_key
+from oars.adapt.torch.batches.reading import Key, share_key
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.recovery import lineage
 from oars.engine.world import RankLost

@@ -177,9 +177,9 @@ def own_loader(inner: Any) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
     @functools.wraps(inner)
     def init(self: Any, dataloader: Any) -> None:
-        from oars.adapt.torch.batches import loaders
+        from oars.adapt.torch.batches.reading import keep_apart
 
-        loaders.keep_apart(dataloader)
+        keep_apart(dataloader)
         inner(self, dataloader)
 
     return init

@@ -25,6 +25,7 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
     from oars.adapt.torch.context import ctx
 
     ctx.record, ctx.plan = record, plan
+    ctx.begin()
     modes = set()
     gradients: Any = None
     if world is not None:
@@ -33,7 +34,7 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
         from oars.adapt.torch import guard
         from oars.adapt.torch.backward.gradients import Gradients
         from oars.adapt.torch.recovery import lineage
-        from oars.adapt.torch.rows import distributions, layers, losses, shapes  # noqa: F401  (each registers its rules)
+        from oars.adapt.torch.rows import distributions, layers, losses, reshapes, shapes  # noqa: F401, E501  (each registers its rules)
 
         ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
         record.polls = True

@@ -52,6 +52,8 @@ def begin() -> None:
 
 def before_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook before every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
         if ctx.gradients.pending:
@@ -61,6 +63,8 @@ def before_step(optimizer: Any, args: object, kwargs: object) -> None:
 
 def after_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook behind every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("update")
     loss = _loss
     if ctx.world is not None:

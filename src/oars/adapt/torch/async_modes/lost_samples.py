@@ -17,13 +17,14 @@ from oars.adapt.python import patching
 from oars.adapt.torch.backward.gradients import Gradients
 from oars.adapt.torch.batches import loaders
 from oars.adapt.torch.batches.collate import Cut
+from oars.adapt.torch.batches.reading import Key, reading
 from oars.adapt.torch.context import Offsets, ctx, offsets_of, on_every_rank
 
 
 class Batch:
     """A batch as it was handed out: who has which samples of it."""
 
-    def __init__(self, loader: loaders.Key, place: tuple[int, int], cut: Cut, again: list) -> None:
+    def __init__(self, loader: Key, place: tuple[int, int], cut: Cut, again: list) -> None:
         self.loader, self.place, self.again = loader, place, again  # the samples in it that were owed
         self.indices = cut.indices
         self.split = not on_every_rank(len(cut.indices))
@@ -43,7 +44,7 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: dict[loaders.Key, list] = {}  # also if the loader is gone: what it owes is told at the end
+        self._owes: dict[Key, list] = {}  # also if the loader is gone: what it owes is told at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
         self.settled = 0  # averages so far
@@ -57,8 +58,8 @@ class Owed:
 
     def batch(self, iterator: Any, data: Any, cut: Cut) -> Any:
         """A loader's global batch, and what is owed with it."""
-        reading = loaders.reading(iterator)
-        loader, place = reading.loader, reading.place
+        here = reading(iterator)
+        loader, place = here.loader, here.place
         self._last, self.fresh = place[0], place[0] not in self._passes
         owed = self._owes.get(loader, [])
         again: list = []

@@ -7,18 +7,22 @@ apart, which ask nobody, it is tried on single samples at first). If it pads, so
 from then on and cut where a model is called, as hand-made batches are. So are those of a ``collate_fn`` that draws
 random numbers, of a dataset that writes files when it is read (a cache, filled on first use), of iterable datasets and
 of ``batch_size=None``, and what is read in a thread.
+
+Before a batch that was cut is handed out, ranks compare in one small message what they have: kinds, shapes, whether
+there is a row for each sample, whether reading failed. Where they differ the batch is read whole, by every rank: then
+all see, or raise, what one process would.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import sys
-import threading
 from collections import deque
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
@@ -32,10 +36,12 @@ from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.batches.memory import Remembers, Watching
-from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
+from oars.adapt.torch.batches.reading import Key, begin, is_apart, key_of, reading
+from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.dissent import pickled
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -55,7 +61,8 @@ _seeded_in: int | None = None
 def fetch(self: Any, index: Any) -> Any:
     """Replaces the map-style fetcher's, here and in workers."""
     if not isinstance(index, Cut):
-        return _fetch(self, index)
+        with ctx.out_of_step():
+            return _fetch(self, index)
     if index.whole:
         return collate.probe(self, index)
     if not index.mine():
@@ -69,15 +76,20 @@ def fetch(self: Any, index: Any) -> Any:
         if get_worker_info() is not None:
             data = _fetch(self, index.mine())
         else:
-            with ctx.private:
+            with ctx.private, ctx.out_of_step("while own samples are read"):
                 data = _fetch(self, index.mine())
     if watching.noticed:
         if index.fresh:
             _remembering.add(id(self.dataset))
-            return watching.again(lambda: _fetch(self, index.indices))
+            return watching.again(lambda: _whole(self, index.indices))
         watching.say()
-        return collate.Wrote(data)
+        return collate.Wrote(data, files.changes() != before)
     return data if files.changes() == before else collate.Wrote(data)
+
+
+def _whole(fetcher: Any, indices: list) -> Any:
+    with ctx.out_of_step():
+        return _fetch(fetcher, indices)
 
 
 _remembering: set[int] = set()  # data sets with a memory, in a worker
@@ -117,65 +129,22 @@ class Watchdog(data_utils.worker.ManagerWatchdog):
             self.manager_pid = made_by.pid
 
 
+def worker_number(inner: Any) -> Any:
+    """Around the warning of more workers than cores: a rank has its share of these, the script counts on all."""
+    def check(self: DataLoader) -> None:
+        if self.num_workers > (os.cpu_count() or 1):
+            inner(self)
+
+    return check
+
+
 # ---- the iterator -------------------------------------------------------------------------------------------------
-
-
-class Key:
-    """Stands for a loader. Iterators hold this and not the loader, which would make a circle of a loader and its
-    persistent workers: what is left to the garbage collector's circles waits 5 s for each worker."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self.drop_last = loader.drop_last
-        self.wrote = False  # whether own samples wrote files when they were read, or printed, or were remembered
-        self.remembers = False  # whether it is the latter
-        self._batches = 0
-
-    def looks(self) -> bool:
-        """Whether another batch is looked at whole: a collate_fn may change its ways. The 1st, 2nd, 4th, 8th …"""
-        self._batches += 1
-        return self._batches & (self._batches - 1) == 0
-
-
-class Reading:
-    """One pass over a loader's batches; of an iterator, which carries nothing of ours."""
-
-    def __init__(self, loader: Key, apart: bool) -> None:
-        self.loader, self.apart = loader, apart
-        self.queue: deque[Any] = deque()  # the cuts of batches on their way
-        self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
-
-
-_keys: WeakKeyDictionary[DataLoader, Key] = WeakKeyDictionary()
-_readings: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
-_apart_for_good: WeakSet[DataLoader] = WeakSet()
-
-
-def key_of(loader: DataLoader) -> Key:
-    """What stands for a loader."""
-    if loader not in _keys:
-        _keys[loader] = Key(loader)
-    return _keys[loader]
-
-
-def keep_apart(loader: DataLoader) -> None:
-    """This loader is read whole by every rank, beside the training."""
-    _apart_for_good.add(loader)
-
-
-def share_key(loader: DataLoader, key: Key) -> None:
-    """What is known of another loader holds for this one."""
-    _keys[loader] = key
-
-
-def reading(iterator: Any) -> Reading:
-    """How far an iterator is."""
-    return _readings[iterator]
 
 
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
     ctx.iterations += 1
-    _readings[self] = Reading(key_of(loader), _apart(loader))
+    begin(self, loader, _apart(loader))
     _plain["__init__"](self, loader)
 
 
@@ -195,20 +164,14 @@ def workers_init(self: Any, loader: DataLoader) -> None:
 
 
 def _apart(loader: DataLoader) -> bool:
-    """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
-    would be chance. Every rank then reads all of it."""
-    return loader in _apart_for_good or _in_thread()
-
-
-def _in_thread() -> bool:
-    """Whether a thread of the script's reads: it must send no messages, for they would meet others than its own, nor
-    swap the random streams, from which the script may draw meanwhile."""
-    return threading.current_thread() is not threading.main_thread()
+    """Whether a loader is read beside the training, in a thread or by a data set: there nothing can be said to other
+    ranks, nor may random streams be swapped, from which the script may draw meanwhile. Every rank then reads all."""
+    return is_apart(loader) or not ctx.in_step
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
-    here = _readings[self]
+    here = reading(self)
     here.queue = deque()
     if not first_iter:
         ctx.iterations += 1
@@ -218,8 +181,8 @@ def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
-    here = _readings[self]
-    if not here.queue and _in_thread():  # the iterator was made before
+    here = reading(self)
+    if not here.queue and not ctx.in_step:  # the iterator was made before
         here.apart = True
     if here.apart:
         return _plain["_next_index"](self)
@@ -252,9 +215,9 @@ def _by_number(iterator: Any) -> bool:
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
-    if _in_thread():
+    if not ctx.in_step:
         return WHOLE, None
-    way = _ways.get(_readings[iterator].loader)
+    way = _ways.get(reading(iterator).loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
@@ -262,14 +225,13 @@ def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     try:
         data = _read(self, _plain["__next__"](self))
-    except StopIteration:
-        raise
     except Exception as error:
-        _unread(self, error)
-        raise
-    here = _readings[self]
+        data = _unread(self, error)
+    here = reading(self)
     if here.apart:
-        ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
+        if in_script_thread():
+            ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing in the main "
+                              "thread is still split")
         return data
     recent.clear()
     cut = here.queue.popleft()
@@ -286,25 +248,36 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _unread(self: Any, error: Exception) -> None:
-    """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
-    should the script do so without it, the rows would be those of different batches."""
-    here = _readings[self]
-    cut = None if here.apart or not here.queue else here.queue.popleft()
-    if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
-        why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
-        ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
-                            "without them, of which the other ranks do not know: leave them out of the data set")
+def _unread(self: Any, error: Exception) -> Any:
+    """A batch could not be read. Where it was cut the other ranks know nothing of that yet."""
+    here = reading(self)
+    if here.apart or not here.queue:
+        raise error
+    cut = here.queue[0]
+    if cut is None or cut.whole or cut.uncut or ctx.alone:
+        here.queue.popleft()
+        if cut is not None and ctx.alone and not (cut.whole or cut.uncut or ctx.separate):
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
+            ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
+                                "without them, of which the other ranks do not know: leave them out of the data set")
+        raise error
+    return collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
+
+
+def _fail(self: Any, data: Any, cut: Cut) -> Any:
+    """Some rank could not read its samples: all read the batch as one process does, and raise what that raises."""
+    errors = ctx.world.allgather(pickled(data.error) if isinstance(data, collate.Failed) else b"")
+    with ctx.private:
+        _refetch(self, cut)
+    raise pickle.loads(next(error for error in errors if error))  # it went well this time
 
 
 def _read(self: Any, data: Any) -> Any:
     """What a fetcher gave."""
-    if isinstance(data, Remembers):
-        _readings[self].loader.remembers = True
-        return data
     if not isinstance(data, collate.Wrote):
         return data
-    _readings[self].loader.wrote = True
+    loader = reading(self).loader
+    loader.wrote, loader.late = loader.wrote or data.files, loader.late or not data.files
     return data.data
 
 
@@ -326,7 +299,7 @@ def whole_batch(self: Any, data: Any, cut: Cut) -> Any:
         data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
-    here = _readings[self]
+    here = reading(self)
     iteration, batches = here.place
     here.place = (iteration, batches + 1)
     if _LEDGER:
@@ -362,28 +335,35 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return every if _in_thread() else _probed(self, every, spec, cut)
+        return every if not ctx.in_step else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
-    loader, remembered = _readings[self].loader, isinstance(data, Remembers)
+    loader, remembered = reading(self).loader, isinstance(data, Remembers)
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
         return data.data if remembered else _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    if loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        told = ctx.world.allgather((loader.wrote, loader.remembers))
-        if any(map(any, told)):
-            _not_in_parts(loader, self._dataset, any(remembers for _, remembers in told))
+    if not (ctx.alone and (default or ctx.phases.any_shape())):
+        told = collate.compare(data, None if default else spec, cut, loader.wrote)
+        if told.failed:
+            return _fail(self, data, cut)
+        if told.wrote or told.remembers:
+            _not_in_parts(loader, self._dataset, told.remembers)
             return data.data if remembered else _refetch(self, cut)
-        _ways[loader] = (BY_ROW, None)
-    if remembered:  # the other ranks do not know yet
-        data, cut, loader.wrote = data.data, cut._replace(whole=True), True
+        if not told.fit and default:
+            ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
+                              "every rank reads such batches whole")
+        if not told.fit:
+            every = _refetch(self, cut)
+            return every if default else _not_by_row(self, every)
+        if loader not in _ways:
+            _ways[loader] = (BY_ROW, None)
+    if remembered:  # ranks that train on their own tell each other when the next epoch begins
+        data, cut, loader.late = data.data, cut._replace(whole=True), True
         return collate.to_batch(data, collate.default_spec(data) if default else spec, cut)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
         spec = collate.default_spec(data)
-    elif not ((ctx.alone and ctx.phases.any_shape()) or collate.alike(data, spec)):
-        return _not_by_row(self, _refetch(self, cut))
     return collate.to_batch(data, spec, cut)
 
 
@@ -391,13 +371,13 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
     if collate.REMEMBERS in specs:
-        _not_in_parts(_readings[self].loader, self._dataset, True)
+        _not_in_parts(reading(self).loader, self._dataset, True)
         return every
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
     if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
-    _ways[_readings[self].loader] = (BY_ROW, specs[0])
+    _ways[reading(self).loader] = (BY_ROW, specs[0])
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read in parts: collating works row by row")
     return collate.to_batch(every, specs[0], cut)
@@ -406,7 +386,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read whole: collating does not work row by row")
-    _ways[_readings[self].loader] = (WHOLE, None)
+    _ways[reading(self).loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
                       "whole, and they are cut where a model is called")
@@ -421,7 +401,17 @@ def _not_in_parts(loader: Key, dataset: Any, remembers: bool = False) -> None:
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
-    return _fetch(_fetcher(self), cut.indices)
+    try:
+        return _whole(_fetcher(self), cut.indices)
+    except Exception as error:
+        if not self._num_workers:
+            raise
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        failed = type(error), error.with_traceback(None), trace
+    worker = (self._rcvd_idx - 1) % self._num_workers  # the one of one process
+    torch._utils.ExceptionWrapper(failed, f"in DataLoader worker process {worker}").reraise()
 
 
 def _fetcher(self: Any) -> Any:
@@ -438,10 +428,11 @@ def loader_iter(self: DataLoader) -> Any:
     if _apart(self):
         return _iter(self)
     key = key_of(self)
-    wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
+    late = _ways.get(key, (BY_ROW,))[0] == BY_ROW
+    wrote, remembers = key.wrote and late, key.late and late
     while True:
         try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote, signals.due))
+            told = ctx.world.allgather((random_.fingerprint(), wrote or remembers, remembers, signals.due))
             break
         except RankLost:
             lineage.renew()
@@ -451,8 +442,8 @@ def loader_iter(self: DataLoader) -> Any:
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote, _ in told):
-        _not_in_parts(key, self.dataset)
+    if any(wrote for _, wrote, *_ in told):
+        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in told))
     return _iter(self)
 
 

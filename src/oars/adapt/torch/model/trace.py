@@ -35,6 +35,7 @@ class Trace:
         self.rows = rows  # of the batch
         self.worked = False  # on own rows
         self.weights: dict[int, int] = {}  # sizes of the weights that modules inside used on own rows alone
+        self.sure = True  # no operation looked at the values of its rows, so that it could fail on one rank alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()

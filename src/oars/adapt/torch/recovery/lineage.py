@@ -33,8 +33,10 @@ from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
+ON_WHOLE: dict[Callable, Callable] = {rows_.operate: rows_.gathered, rows_.change: rows_.change_whole}  # instead
 _DEEP = 500  # operations that rows go back to their samples
 _outlives: weakref.WeakSet = weakref.WeakSet()  # modules whose results were used behind a step
 _judged: weakref.WeakSet = weakref.WeakSet()  # modules of which that can have been seen
@@ -92,6 +94,8 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
     state = random.state(draws == "torch") if draws else None
     refs = _before_change(args) if call is rows_.change else None
     ctx.busy = True
+    ctx.performed += 1
+    around, ctx.place, ctx.drawn = ctx.place, (ctx.performed, 0), state
     try:
         while True:
             try:
@@ -106,8 +110,15 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
                     renew()
                 if state is not None:
                     random.restore(state)
+            except Whole as all_:
+                if call not in ON_WHOLE:
+                    raise all_.error from None
+                if state is not None:
+                    random.restore(state)
+                out = ON_WHOLE[call](func, args, kwargs)
+                break
     finally:
-        ctx.busy = False
+        ctx.busy, ctx.place, ctx.drawn = False, around, None
     _remember(out, call, func, args, kwargs, state, refs)
     return out
 

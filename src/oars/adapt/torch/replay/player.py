@@ -271,9 +271,9 @@ class Batches:
         try:
             made = self._loader_of(chain(chain.from_iterable(list(self._queue)), self._sampler))
             if ctx.world is not None:
-                from oars.adapt.torch.batches import loaders
+                from oars.adapt.torch.batches.reading import reading
 
-                loaders.reading(made).place = self._place
+                reading(made).place = self._place
             if self._loader.persistent_workers:
                 self._loader._iterator, made._index_sampler = made, self._loader._index_sampler
             return made

@@ -20,13 +20,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from oars import debug
 from oars.adapt.python.clock import perf_counter
-from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, offsets_of, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
 from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows.looks import LOOKS, look_after, looks, together
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
+from oars.engine.dissent import Whole
+from oars.engine.world import RankLost
 
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
+RESHAPES: dict[str, Callable] = {}  # operations that give their first argument another shape; filled by reshapes.py
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 # What takes time: a step without any of it on own rows alone was not split.
 WORK = {"linear", "matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__", "addmm", "baddbmm", "einsum", "cdist",
@@ -143,8 +147,10 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if not ctx.in_step and (name != "__get__" or func.__self__.__name__ in _DERIVED):
+            return gathered(func, args, kwargs)
         if name in RESHAPES and args and type(args[0]) is Rows:
-            return reshaped_in_place(name, func, args, kwargs)
+            return RESHAPES[name](func, args, kwargs)
         if _transforming() and name not in _OF_SHAPE and not (
                 name in ("__get__", "__set__") and func.__self__.__name__ not in _DERIVED):
             return gathered(func, args, kwargs)
@@ -230,16 +236,38 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     if getattr(func, "__module__", None) == "torch.nn.functional":
         rule = FUNCTIONAL.get(name)
     rule = rule or RULES.get(name)
-    if rule is not None and not (name not in WITHOUT_ROWS and any(
+    if rule is None or (name not in WITHOUT_ROWS and any(
             isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
-        try:
-            out = rule(func, args, kwargs)
-            if name in WORK:
-                ctx.worked()
-            return out
-        except (Unsplit, KeyError, IndexError):  # the latter: an argument is not where the rule looks for it
-            pass
+        return gathered(func, args, kwargs)
+    around, dissents = ctx.place, ctx.world.dissents
+    ctx.operations += 1
+    ctx.place = ctx.performed, ctx.operations
+    try:
+        out = rule(func, args, kwargs)
+        if name in WORK:
+            ctx.worked()
+        # What gives no rows has ended with a message.
+        if name in LOOKS and (type(out) is Rows or out is None) and looks(name, args, out):
+            look_after()
+        return out
+    except (Unsplit, KeyError):
+        pass
+    except (RankLost, Otherwise):
+        raise
+    except Whole as others:
+        if not others.inner:
+            raise
+    except Exception as error:
+        if ctx.world.dissents != dissents:  # of an operation that this one is made of
+            raise
+        if not (type(error) is IndexError and str(error) in _NO_ARGUMENT):
+            together(error, inner=True)
+    finally:
+        ctx.place = around
     return gathered(func, args, kwargs)
+
+
+_NO_ARGUMENT = ("tuple index out of range", "list index out of range")  # it is not where the rule looks for it
 
 
 def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -256,46 +284,15 @@ def change(func: Any, args: tuple, kwargs: dict) -> Any:
     return args[0] if out is None else out
 
 
-# In place, and the shape is another one: the same object stands for what the operation without the underscore gives.
-RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_",
-            "as_strided_"}
-_OF_MEMORY = {"resize_", "resize_as_", "as_strided_"}  # they do not know of rows: done on the whole
-
-
-def reshaped_in_place(name: str, func: Any, args: tuple, kwargs: dict) -> Rows:
-    """``x.unsqueeze_(1)`` and the like: from here on ``x`` is what came out."""
-    x = args[0]
-    ctx.note("changes its shape")  # on plain own rows a model would do it to what the script has
-    if name == "set_":
-        out = args[1] if len(args) > 1 else kwargs.get("source", torch.empty(0, dtype=x.dtype))
-        out = out if isinstance(out, Rows) else torch.empty(0, dtype=x.dtype).set_(*args[1:], **kwargs)
-    elif name in _OF_MEMORY:
-        out = whole(x, name).detach().clone()
-        func(out, *(whole(a, name) if isinstance(a, Rows) else a for a in args[1:]), **kwargs)
-    else:
-        out = getattr(torch.Tensor, name[:-1])(*args, **kwargs)
-    if not isinstance(out, Rows):
-        if not out.dim():
-            raise RuntimeError(f"oars: a batch cannot become a single number in place: {name} without its underscore")
-        out = ctx.perform(_cut_anew, None, (out,), {})
-    x.local, x.offsets, x.dim_, x.mirror, x.era = out.local, out.offsets, out.dim_, out.mirror, out.era
-    x.made, x.version = out.made, out.version
-    if x.made is not None and x.made.entry is not None:
-        x.made.entry.outs[x.made.place] = weakref.ref(x)
-    return x
-
-
-def _cut_anew(func: Any, args: tuple, kwargs: dict) -> Rows:
-    (full,) = args
-    if full.requires_grad:
-        ctx.gradients.enter(full)
-    offsets = offsets_of(full.shape[0])
-    return Rows(mine(full, offsets, 0), offsets, 0)
-
-
 def to_dlpack(inner: Any) -> Any:
     """Around ``torch.utils.dlpack.to_dlpack``, which asks for the memory of a tensor that has none here."""
     return lambda tensor: tensor.__dlpack__() if isinstance(tensor, Rows) else inner(tensor)
+
+
+def change_whole(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The same, on the whole batch."""
+    out = gathered(func, args, kwargs)
+    return args[0] if out is None else out
 
 
 def take_over_changes(args: Any) -> None:
@@ -326,6 +323,10 @@ def whole(x: Rows, op: str) -> torch.Tensor:
     if _transforming():  # it is a constant to every transform under way
         with temporarily_clear_interpreter_stack():
             return whole(x, op)
+    if not ctx.in_step and (where := ctx.world.out_of_reach()):
+        if x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
+            return x.mirror.full
+        ctx.world.refuse(op, where)
     return _whole(op, (x,), {}) if ctx.busy else ctx.perform(_whole, op, (x,), {})
 
 
