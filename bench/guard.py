@@ -3,7 +3,7 @@
     python bench/guard.py -n 2
 
 For a small dense network, a small convolutional one and a larger dense one: the median time of a turn with the guard,
-over that of the turns before and behind it without; and the share of a step's time that looking took, by its own clock.
+over that of the turns before and behind it without; and the share of a step's processor time that looking took.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 SCRIPT = """
 import statistics, sys
-from time import perf_counter
+from time import perf_counter, thread_time
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -37,9 +37,9 @@ guard, looked, rounds = ctx.guard, 0.0, 0
 look, told = guard.look, guard.rounds.told
 def timed():
     global looked
-    began = perf_counter()
+    began = thread_time()
     line = look()
-    looked += perf_counter() - began
+    looked += thread_time() - began
     return line
 def counted(lines):
     global rounds
@@ -47,15 +47,16 @@ def counted(lines):
     rounds += over
     return over
 guard.look, guard.rounds.told = timed, counted
-took = []
+took, busy = [], []
 for turn in range(turns):
     ctx.guard = guard if turn % 2 else None
-    began = perf_counter()
+    began, used = perf_counter(), thread_time()
     for step in range(steps):
         F.cross_entropy(model(x), y).backward()
         opt.step()
         opt.zero_grad()
     took.append(perf_counter() - began)
+    busy.append(thread_time() - used)
     if turn < 20:  # models are traced, and the guard learns what a look takes
         looked = rounds = 0
 ratios = sorted(2 * took[i] / (took[i - 1] + took[i + 1]) for i in range(21, turns - 1, 2))
@@ -63,7 +64,7 @@ on = len(ratios) * steps
 quarter = len(ratios) // 4
 print(f"{kind}: {1e3 * statistics.median(took) / steps:.3f} ms a step; with over without "
       f"{statistics.median(ratios):.4f} ({ratios[quarter]:.4f} to {ratios[-quarter - 1]:.4f}); looking takes "
-      f"{100 * looked / sum(took[21::2]):.3f} %; all was looked at every {on / max(rounds, 1):.1f} steps")
+      f"{100 * looked / sum(busy[21::2]):.3f} %; all was looked at every {on / max(rounds, 1):.1f} steps")
 """
 TURNS = {"dense": (420, 40), "conv": (220, 8), "large": (160, 4)}
 

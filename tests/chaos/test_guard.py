@@ -58,7 +58,7 @@ def test_ranks_look_at_the_same_blocks_and_keep_to_their_share():
         seen += chosen[0]
         now = [20_000 * len(chosen[0]), 30_000 * len(chosen[0])]
         spent = [a + b for a, b in zip(spent, now, strict=True)]
-        lines = np.array([[0, t, 3_000_000, 0] for t in now])
+        lines = [[0, t, 3_000_000, 0] for t in now]
         for one in ranks:
             one.told(lines)
     assert seen == [i % 40 for i in range(len(seen))] and len(seen) > 400

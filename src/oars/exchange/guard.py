@@ -60,7 +60,7 @@ class Rounds:
     def begin(self, sizes: list[int]) -> None:
         """The blocks are these, by their bytes; a new round begins."""
         self.costs = [_EACH + _BYTE * nbytes for nbytes in sizes]
-        self.at, self.count, self.credit = 0, 0, 0.0
+        self.at, self.count, self.credit, self._whole = 0, 0, 0.0, sum(self.costs)
         self.all_next = False
         self._chosen: range = range(0)
 
@@ -79,16 +79,16 @@ class Rounds:
             self._chosen = range(self.at, stop)
         return self._chosen
 
-    def told(self, lines: np.ndarray) -> bool:
+    def told(self, lines: list[list[int]]) -> bool:
         """Every rank's ``Line``, by rank. Whether a round is over with this."""
-        spent, passed = int(lines[:, 1].max()), int(lines[:, 2].max())
+        spent, passed = max(line[1] for line in lines), max(line[2] for line in lines)
         looked = sum(self.costs[i] for i in self._chosen)
         if looked and spent:
             self.factor += 0.2 * (min(100.0, max(0.1, spent / looked)) - self.factor)
-        whole = sum(self.costs) * self.factor
+        whole = self._whole * self.factor
         used = 0.0 if self.all_next else looked * self.factor  # what was asked for is not counted
         self.credit = min(self.credit + SHARE * passed, whole) - used
-        self.all_next = bool(lines[:, 3].any())
+        self.all_next = any(line[3] for line in lines)
         if not len(self._chosen):
             return False
         self.at = self._chosen.stop % len(self.costs)

@@ -119,9 +119,10 @@ class Guard:
 
     def compare(self, lines: np.ndarray) -> None:
         """Every rank's ``look``; Healed if what led to this exchange is to be computed again."""
-        if (lines[:, 0] != lines[0, 0]).any():
+        told = lines.tolist()
+        if any(line[0] != told[0][0] for line in told):
             self._differ()
-        elif self.rounds.told(lines):
+        elif self.rounds.told(told):
             self.agreed = self._began
 
     def check(self, before: str) -> None:
