@@ -1,4 +1,4 @@
-"""What is known of a loader, and of each pass over its batches: beside the script's objects, which carry nothing of ours."""
+"""What is known of a loader, and of each pass over its batches; the script's own objects carry nothing of it."""
 
 from __future__ import annotations
 
