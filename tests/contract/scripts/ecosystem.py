@@ -87,6 +87,31 @@ def objects_that_must_not_be_asked():
     print(type(here).__name__, len(held))
 
 
+class Settings:
+    """As of a configuration by its own library: what it has not is an error of its own."""
+
+    def __init__(self):
+        self.scale = 2.0
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, rows, settings):
+        return self.net(rows) * settings.scale
+
+
+@scene
+def settings_as_an_argument():
+    settings = Settings()
+    train(Scaled(), lambda model, bx, by: F.cross_entropy(model(bx, settings), by), epochs=2)
+
+
 @scene
 def generators_that_seed_themselves():
     """Their numbers are other ones in each run, the same ones on every rank (the weights tell), and nobody prints."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import weakref
+from collections import UserDict
 from time import thread_time
 from typing import Any
 
@@ -152,8 +153,8 @@ def noting_next(inner: Any) -> Any:
     def next_(self: Any) -> Any:
         data = inner(self)
         first = data
-        while isinstance(first, (list, tuple, dict)) and first:
-            first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+        while isinstance(first, (list, tuple, dict, UserDict)) and first:
+            first = next(iter(first.values())) if isinstance(first, (dict, UserDict)) else first[0]
         ctx.samples += len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
         return data
 
