@@ -43,7 +43,7 @@ class OfKeras(Optimizer):
                     self.state[weight][known] = slot.value
 
 
-class Apart:
+class Separate:
     """Steps of Keras models, for ranks that are on their own."""
 
     def __init__(self) -> None:
