@@ -254,16 +254,11 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     return world
 
 
-def gathered(world: Any, value: Any) -> list[Any]:
+def gathered(world: Any, value: object) -> list[Any]:
     """Every living rank's ``value``."""
-    from oars.engine.world import RankLost
+    from oars.engine.retry import until_none_is_lost
 
-    while True:
-        try:
-            every: list[Any] = world.allgather(value)
-            return every
-        except RankLost:
-            world.adopt()
+    return until_none_is_lost(lambda: world.allgather(value), world.adopt)
 
 
 def say_places(world: Any, plan: Plan) -> None:

@@ -34,6 +34,7 @@ from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -354,12 +355,7 @@ def loader_iter(self: DataLoader) -> Any:
         return _iter(self)
     key = vars(self).setdefault("_oars_key", Key(self))
     wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
-    while True:
-        try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote))
-            break
-        except RankLost:
-            lineage.renew()
+    told = until_none_is_lost(lambda: ctx.world.allgather((random_.fingerprint(), wrote)), lineage.renew)
     if any(stream != told[0][0] for stream, _ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
