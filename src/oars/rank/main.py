@@ -55,7 +55,7 @@ def main() -> None:
     world: Any = None
     if many:
         cores = available_cores()
-        patient = settle(folder, plan, rank, first, cores)
+        patient = take_share(folder, plan, rank, first, cores)
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin, patient)
         world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
@@ -102,7 +102,7 @@ def run_server(folder: Path, plan: Plan, world: Any, rank: int) -> None:
         true_exit(0)
 
 
-def settle(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) -> bool:
+def take_share(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) -> bool:
     """Take this rank's share of its host: cores, threads, GPU. Whether there are more ranks than cores."""
     if plan.launcher == "mpirun":
         local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan.ranks
@@ -264,16 +264,11 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     return world
 
 
-def gathered(world: Any, value: Any) -> list[Any]:
+def gathered(world: Any, value: object) -> list[Any]:
     """Every living rank's ``value``."""
-    from oars.engine.world import RankLost
+    from oars.engine.retry import until_none_is_lost
 
-    while True:
-        try:
-            every: list[Any] = world.allgather(value)
-            return every
-        except RankLost:
-            world.adopt()
+    return until_none_is_lost(lambda: world.allgather(value), world.adopt)
 
 
 def say_places(world: Any, plan: Plan) -> None:

@@ -47,7 +47,7 @@ class Owed:
         self._owes: dict[Key, list] = {}  # also if the loader is gone: what it owes is told at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
-        self.settled = 0  # averages so far
+        self.averages = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
         self._taken = (0, 0)  # batches, and rows of them, learnt from since it was last asked
         self.unknown = 0  # rows of the batch that the script trains on, if it is no loader's
@@ -110,7 +110,7 @@ class Owed:
                 self._owes.setdefault(batch.loader, []).extend(batch.again)
         self._handed.clear()
 
-    def settle(self) -> None:
+    def averaged(self) -> None:
         """All ranks' work since the last average is in everybody's weights now."""
         self._gone.clear()
         if loaders._LEDGER and self._since:
@@ -118,7 +118,7 @@ class Owed:
                 (*b.place, len(b.indices), b.era, [s for part in b.samples.values() for s in part])
                 for b in self._since])
         self._since.clear()
-        self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
+        self.rows, self._unknown, self.averages = 0, 0, self.averages + 1
 
     def taken(self) -> tuple[int, int]:
         """Batches, and rows of them, that this rank has learnt from since this was last asked."""
@@ -150,7 +150,7 @@ class Owed:
 
 
 class OwnGradients(Gradients):
-    """While ranks are apart, gradients stay each rank's own."""
+    """While ranks train separately, gradients stay each rank's own."""
 
     owed: Owed
 

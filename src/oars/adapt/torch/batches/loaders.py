@@ -42,6 +42,7 @@ from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
 from oars.engine.dissent import pickled
+from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -428,14 +429,9 @@ def loader_iter(self: DataLoader) -> Any:
     if _apart(self):
         return _iter(self)
     key = key_of(self)
-    late = _ways.get(key, (BY_ROW,))[0] == BY_ROW
-    wrote, remembers = key.wrote and late, key.late and late
-    while True:
-        try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote or remembers, remembers, signals.due))
-            break
-        except RankLost:
-            lineage.renew()
+    late = _ways.get(key, (BY_ROW,))[0] == BY_ROW  # later than in its first batch
+    mine = random_.fingerprint(), late and (key.wrote or key.late), late and key.late, signals.due
+    told = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
     if any(due for *_, due in told):
         signals.deliver()
     if any(stream != told[0][0] for stream, *_ in told):
