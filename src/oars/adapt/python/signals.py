@@ -6,8 +6,8 @@ the ranks meet next (an exchange of gradients, the begin of an epoch, a look at 
 on what has come and run the handlers there. An exception from a handler is raised there, on all.
 
 Alarms and interval timers run on the first rank alone, and so does the time of a ``threading.Timer``, whose function
-is then called by every rank's own thread. What the script sends to itself (``raise_signal``, ``os.kill`` of its own
-number) comes at the same place anyway.
+is then called by every rank's own thread; so it is where the main thread waits for other threads. What the script
+sends to itself (``raise_signal``, ``os.kill`` of its own number) comes at the same place anyway.
 
 The command (``oars run``) is who gets a user's or a scheduler's signal: it passes on what the script has a handler for,
 which a file in the run folder tells (``runfolder.handles``).
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _set, _get = signal.signal, signal.getsignal
 _setitimer, _getitimer = signal.setitimer, signal.getitimer
 _ECHO = 1.0  # seconds in which a signal that another rank has told of may come here too
+_IDLE = 2.0  # seconds in which the main thread does nothing but wait for other threads
+FOR_A_WHILE, FOR_EVER = "for a while", "for ever"
 _WAITS = 1.0  # seconds for a timer's function, which may wait for the main thread
 
 
@@ -191,11 +193,14 @@ class Signals:
         if name is None:
             return False
         released, until = self._timers[name], monotonic() + timer.interval
-        told = False
+        told, idle = False, monotonic()
         while not timer.finished.is_set() and not released.is_set():
             left = until - monotonic()
-            if left <= 0 and self._over:
-                break
+            waits = left <= 0 and _main_thread_waits()
+            if not waits:
+                idle = monotonic()
+            if left <= 0 and (self._over or waits == FOR_EVER or monotonic() - idle > _IDLE):
+                break  # the ranks do not meet before it has run, perhaps, and all are here
             if left <= 0 and self.world.rank == 0 and not told:
                 told = True
                 self._rung.append(name)
@@ -302,6 +307,14 @@ def timer_run(inner: Callable[..., Any]) -> Any:
             inner(self)
 
     return run
+
+
+def _main_thread_waits() -> str:
+    """Whether the script's main thread waits for another one: a join, an event, a queue."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or frame.f_code.co_filename != threading.__file__:
+        return ""
+    return FOR_EVER if frame.f_locals.get("timeout") in (None, -1) else FOR_A_WHILE
 
 
 def _scripts_frame() -> Any:
