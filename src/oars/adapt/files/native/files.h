@@ -4,6 +4,7 @@
  * (control.c) or until a child of such a rank starts. Then every call that names a file goes through here:
  *
  *   calls.c dirs.c process.c   libc's functions, as programs call them
+ *   trap.c                     system calls that pass libc by
  *   names.c held.c             what a folder holds; what is open when a rank becomes the voice
  *   overlay.c                  changes of a rank that is not the voice: in its own mirror tree
  *   voice.c                    changes of the voice: what was there before is kept first
@@ -200,6 +201,11 @@ void *libc_function(const char *name);
 /* ---- held.c ---- */
 void held_follow(void);
 void known_as(dev_t *device, ino_t *inode);
+
+/* ---- trap.c ---- */
+extern void *raw_by; /* the instruction within libc, once all other system calls are handed back to us */
+void trap_look(void);
+void trap_this_thread(void);
 
 /* ---- control.c ---- */
 extern char environment_files[PATH_MAX + 16], library_path[PATH_MAX]; /* OARS_FILES=..., for children */

@@ -156,20 +156,14 @@ EXPORT int inotify_add_watch(int fd, const char *path, uint32_t mask)
   return STANDING(int, path, LIBC(inotify_add_watch)(fd, for_it, mask));
 }
 
-/* A library that the script has built. All others are opened by libc with the caller's own search path: a tail call. */
+/* A library may be one that the script has built. Names without a folder are left to libc, which searches for them as the
+ * caller asks: a tail call. */
 EXPORT void *dlopen(const char *path, int flags)
 {
-  if (path && active() && config.side == OWN && strchr(path, '/')) {
-    struct work *w = work_begin();
-    const char *other = stands_for(w, AT_FDCWD, path);
-    if (other) {
-      void *result = LIBC(dlopen)(other, flags);
-      work_end(w);
-      return result;
-    }
-    work_end(w);
-  }
-  return LIBC(dlopen)(path, flags);
+  if (!path || !active() || !strchr(path, '/') || strchr(path, '$')) return LIBC(dlopen)(path, flags);
+  void *result = STANDING(void *, path, LIBC(dlopen)(for_it, flags));
+  trap_look();
+  return result;
 }
 
 /* ---- sockets that have a path ---- */
