@@ -7,15 +7,11 @@ script runs under plain Python and on two ranks with such delays: the same lines
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from on_ranks import compare, prepare, start, tree
+from on_ranks import compare
 
 SCRIPTS = {
     "programs": """
