@@ -80,6 +80,8 @@ class Plan:
     staleness: int = 0
     backup: int = 0
     placement: str = "balanced"
+    guard: str = "heal"  # off, report or heal
+    guard_every: int = 0  # steps; 0: as time allows
     # stalls, snapshots, and runs that are part of another command
     stall: float = 0.0  # seconds; 0: stalls are not reported
     on_stall: str | None = None

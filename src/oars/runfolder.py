@@ -95,6 +95,16 @@ def interrupted(rank: object) -> str:
     return f"interrupted-{rank}"
 
 
+def handles(number: object) -> str:
+    """The script has a handler of its own for the signal of this number."""
+    return f"handles-{number}"
+
+
+def fatal(rank: object) -> str:
+    """By which signal, of a crash, a rank died, as Python writes it down."""
+    return f"fatal-{rank}"
+
+
 def lost(rank: object) -> str:
     """The others go on without this rank."""
     return f"lost-{rank}"
@@ -195,8 +205,8 @@ def staged(host: object) -> str:
     return f"staged-{host}"
 
 
-MARKS = re.compile(r"(born|pid|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$|\.?exit-\d+\.json(\.part)?$"
-                   r"|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
+MARKS = re.compile(r"(born|pid|handles|fatal|interrupted|lost|dead|left|ready|there|joined|stayed)-\d+$"
+                   r"|\.?exit-\d+\.json(\.part)?$|board$|stack-\d+\.txt$|(orders|answer|gone|dark|at|side|start|staged|ended)-"
                    rf"|({REQUEST}|{DONE}|{RESUMED}|{GROW}|{GROWING})$")
 
 

@@ -45,7 +45,10 @@ def loops():
     return script, python(script.parent, script)
 
 
-@pytest.mark.parametrize("count", [45, 100, 160, 215])
+OTHER_MOMENTS = [pytest.param(count, marks=pytest.mark.more) for count in (100, 160, 215)]
+
+
+@pytest.mark.parametrize("count", [45, *OTHER_MOMENTS])
 def test_ranks_die_in_loops_of_other_kinds(count, loops, tmp_path):
     script, expected = loops
     run = sail_script(script, 3, [[count % 3, "in a collective", count]], tmp_path)

@@ -75,7 +75,7 @@ def lines_differ(one: list[str], many: list[str]) -> str:
     return "\n".join(told)
 
 
-def values_differ(a: Any, b: Any, where: str = "") -> str:
+def values_differ(a: Any, b: Any, where: str = "", room: float = ABS) -> str:
     """Two loaded objects: '' if they are the same, else where they part."""
     if isinstance(a, torch.Tensor):
         if type(b) is not type(a):
@@ -86,13 +86,13 @@ def values_differ(a: Any, b: Any, where: str = "") -> str:
             a, b = a.to_dense(), b.to_dense()
         if not a.dtype.is_floating_point:
             return "" if torch.equal(a, b) else f"{where}: integers differ"
-        if torch.allclose(a.detach(), b.detach(), rtol=REL, atol=ABS, equal_nan=True):
+        if torch.allclose(a.detach(), b.detach(), rtol=REL, atol=room, equal_nan=True):
             return ""
         return f"{where}: differs by {(a.detach() - b.detach()).abs().max().item():.3g}"
     if isinstance(a, np.ndarray):
-        return values_differ(torch.from_numpy(a), torch.from_numpy(b) if isinstance(b, np.ndarray) else b, where)
+        return values_differ(torch.from_numpy(a), torch.from_numpy(b) if isinstance(b, np.ndarray) else b, where, room)
     if isinstance(a, torch.nn.Module):
-        return values_differ(a.state_dict(), b.state_dict(), where)
+        return values_differ(a.state_dict(), b.state_dict(), where, room)
     if type(a) is not type(b):
         return f"{where}: {type(a).__name__} became {type(b).__name__}"
     if isinstance(a, dict):
@@ -104,11 +104,11 @@ def values_differ(a: Any, b: Any, where: str = "") -> str:
             return f"{where}: {len(a)} items became {len(b)}"
         pairs = [(f"{where}[{i}]", p, q) for i, (p, q) in enumerate(zip(a, b, strict=True))]
     elif isinstance(a, float):
-        close = a == b or abs(a - b) <= max(ABS, REL * abs(a)) or (a != a and b != b)
+        close = a == b or abs(a - b) <= max(room, REL * abs(a)) or (a != a and b != b)
         return "" if close else f"{where}: {a} became {b}"
     else:
         return "" if a == b else f"{where}: {a!r} became {b!r}"
-    return next((told for place, p, q in pairs if (told := values_differ(p, q, place))), "")
+    return next((told for place, p, q in pairs if (told := values_differ(p, q, place, room))), "")
 
 
 def load(path: Path) -> Any:
@@ -139,8 +139,8 @@ def listing(folder: Path) -> dict[str, Path]:
     return found
 
 
-def files_differ(one: Path, many: Path) -> str:
-    """What to tell about two folders: '' if they hold the same."""
+def files_differ(one: Path, many: Path, room: float = ABS) -> str:
+    """What to tell about two folders: '' if they hold the same, up to ``room`` in what was saved as numbers."""
     a, b = listing(one), listing(many)
     told = [f"  {name}: missing" for name in a if name not in b] + [f"  {n}: should not be" for n in b if n not in a]
     for name in a:
@@ -153,7 +153,7 @@ def files_differ(one: Path, many: Path) -> str:
             except UnicodeDecodeError:
                 differ = "  bytes differ"
         else:
-            differ = values_differ(p, q)
+            differ = values_differ(p, q, room=room)
         if differ:
             told.append(f"  {name} {differ.strip()}")
     return "\n".join(told)

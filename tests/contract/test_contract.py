@@ -27,6 +27,8 @@ GROUPS = [
     ["compiled"],
     ["models_varying", "hooks", "whole_batch", "modes"],
     ["ecosystem"],
+    ["memory", "objects"],
+    ["errors", "threads"],
 ]
 TOGETHER = str(HERE / "scripts" / "together.py")
 LIMIT = 240  # seconds; far more than any script needs, so that a hang is told from a slow machine

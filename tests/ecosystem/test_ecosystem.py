@@ -51,6 +51,8 @@ ON_THREE = ("transformers_models", "lightning_fit", "sentence_transformers_pairs
 NUMBERS = [(script, n) for script in SCRIPTS for n in (2, 3) if n == 2 or script in ON_THREE]
 # In bfloat16 the order of a sum shows in the third digit.
 ROUGH = {"transformers_trainer"}
+# Adam makes steps of the rounding errors of a parameter that has next to no gradient (the bias of keys).
+OF_ADAM = 1e-4
 found: dict[str, list[str]] = {}
 
 
@@ -87,7 +89,7 @@ def test_ranks_do_what_one_process_does(script, n, one_process, tmp_path):
         told.append(f"printed lines differ:\n{differ}")
     for folder in (one.cwd, many.cwd):
         as_tensors(folder)
-    if not many.code and (differ := files_differ(one.cwd, many.cwd)) and script not in ROUGH:
+    if not many.code and (differ := files_differ(one.cwd, many.cwd, OF_ADAM)) and script not in ROUGH:
         told.append(f"files differ:\n{differ}")
     if len(set(many.digests().values())) > 1:
         told.append(f"weights are not equal, to the bit, on {n} ranks: {many.digests()}")
@@ -110,14 +112,15 @@ def as_tensors(folder: Path) -> None:
             torch.save(torch.load(path, weights_only=False)["state_dict"], path.with_suffix(".ckpt.pt"))
         elif path.suffix == ".safetensors":
             torch.save(load_file(path), path.with_suffix(".safetensors.pt"))
-        elif path.suffix == ".json":
+        elif path.suffix == ".json" and path.name != "oracle.json":
             path.write_text(re.sub(r'.*(_runtime|_per_second|total_flos|timestamp|"id").*', "", path.read_text()))
             continue
         elif path.suffix == ".h5":  # times are in it
             with h5py.File(path) as file:
                 np.savez(path.with_suffix(".npz"), **arrays_of(file))
-        elif path.suffix not in (".bin", ".md"):  # pickled arguments with their folders, cards with the date
+        elif path.suffix not in (".bin", ".md") and path.name != "oracle.json":
             continue
+        # Left: pickled arguments with their folders, cards with the date, trials that keras-tuner numbers by the clock.
         path.unlink()
 
 

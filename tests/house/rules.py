@@ -170,6 +170,15 @@ def _parts_of_paths(source: str) -> set[ast.expr]:
     return parts
 
 
+def rule_tests(sources: Sources) -> list[str]:
+    """No test imports another test: what several need stands in a module of its own."""
+    return [f"{path}:{node.lineno}: tests: {name} is a test: move what both need to a file without tests"
+            for path, source in sources.items() for node in _nodes(source)
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                         [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+            if name.rpartition(".")[2].startswith("test_")]
+
+
 @functools.cache
 def _tree(source: str) -> ast.Module:
     return ast.parse(source)

@@ -44,6 +44,10 @@ def test_run_folder_names_only_in_runfolder(ours):
     _hold(rules.rule_run_folder(ours))
 
 
+def test_no_test_imports_another():
+    _hold(rules.rule_tests(_read("tests")))
+
+
 def _hold(found: list[str]) -> None:
     if found:
         lines = [f"a house rule (tests/house/rules.py) is broken {len(found)} times:", *found]
@@ -162,6 +166,12 @@ def test_a_run_folder_name_elsewhere_is_found(source):
 def test_other_strings_are_no_run_folder_names():
     source = '"""Writes run.json."""\nsizes["stacks"]\nf"log-{r}.rank"\nsay("no run.json here")\n'
     assert not rules.rule_run_folder(_made(runfolder=_RUNFOLDER, rank_main=source))
+
+
+@pytest.mark.parametrize("source", ["import test_b\n", "from test_b import run\n", "from tests.test_b import run\n"])
+def test_a_test_that_imports_another_is_found(source):
+    assert rules.rule_tests({"tests/test_a.py": source})[0].startswith("tests/test_a.py:1: tests: ")
+    assert not rules.rule_tests({"tests/test_a.py": "import running\n"})
 
 
 _RUNFOLDER = '''

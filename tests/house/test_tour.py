@@ -6,6 +6,8 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+
 TOP = Path(__file__).resolve().parents[2]
 TOUR = (TOP / "docs" / "tour.md").read_text()
 STOPS = re.findall(r"^\*\*(\d+)\. `(oars[\w.]+)`\*\* \(`(src/[\w/]+\.py)`\)", TOUR, re.MULTILINE)
@@ -34,3 +36,15 @@ def test_every_file_named_exists():
             file = names.replace("{}", each)
             roots = (TOP, TOP / "src" / "oars", TOP / "src" / "oars" / "adapt" / "torch")
             assert any((root / file).exists() for root in roots), path
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/how-it-works.md", "README.md"])
+def test_every_path_in_a_page_exists(page):
+    text = (TOP / page).read_text()
+    paths = set(re.findall(r"`((?:src|tests|bench|docs|examples)/[\w/.-]+[\w/])`", text))
+    assert [path for path in sorted(paths) if not (TOP / path).exists()] == []
+
+
+def test_the_glossary_has_at_most_twenty_words():
+    table = (TOP / "docs" / "design.md").read_text().partition("## Glossary")[2].partition("\n## ")[0]
+    assert 10 <= len(re.findall(r"^\| \*", table, re.MULTILINE)) <= 20

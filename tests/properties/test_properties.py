@@ -14,7 +14,8 @@ from oars.adapt.torch import context
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("ranks", "programs"), [(2, 60), (3, 60), (5, 30)])
+@pytest.mark.parametrize(("ranks", "programs"), [
+    (2, 60), pytest.param(3, 60, marks=pytest.mark.more), pytest.param(5, 30, marks=pytest.mark.more)])
 def test_random_programs_give_the_same_on_rows_as_on_plain_tensors(ranks: int, programs: int, tmp_path: Path) -> None:
     ran = oars(tmp_path, "run", "--quiet", "-n", ranks, HERE / "programs.py", programs, code=0, timeout=300)
     assert ran.stdout == "all programs agree\n"

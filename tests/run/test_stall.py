@@ -208,13 +208,13 @@ def slot(rank: int, done: int = 5, kind: str = "", waited: float = 0.0, gone: bo
     ([slot(0, kind="a"), slot(1, kind="a")], [1], ("away", (1,), (0,), 9, True)),  # stopped within a collective
     ([slot(0, kind="a"), slot(1)], [0], None),  # its own fault, and nobody waits for it
     ([slot(0, kind="a"), slot(1, kind="a")], [], ("network", (), (0, 1), 8, True)),
-    ([slot(0, kind="a"), slot(1, kind="b"), slot(2, kind="a")], [], ("apart", (1,), (0, 2), 7, True)),
-    ([slot(0, kind="a"), slot(1, 6, kind="a"), slot(2, kind="a")], [], ("apart", (1,), (0, 2), 7, True)),
-    ([slot(0, kind="a"), slot(1, kind="b")], [], ("apart", (0, 1), (), 8, False)),  # who is to say
+    ([slot(0, kind="a"), slot(1, kind="b"), slot(2, kind="a")], [], ("out of step", (1,), (0, 2), 7, True)),
+    ([slot(0, kind="a"), slot(1, 6, kind="a"), slot(2, kind="a")], [], ("out of step", (1,), (0, 2), 7, True)),
+    ([slot(0, kind="a"), slot(1, kind="b")], [], ("out of step", (0, 1), (), 8, False)),  # who is to say
     ([slot(0, kind="end"), slot(1, 6, kind="end")], [], None),  # threads and atexit may take their time
     ([slot(0, kind="end"), slot(1)], [], ("away", (1,), (0,), 9, True)),
-    ([slot(0, kind="a"), slot(1, kind="end"), slot(2, kind="a")], [], ("apart", (1,), (0, 2), 7, True)),
-    ([slot(0, kind="a"), slot(1, 6, kind="end"), slot(2, kind="end")], [], ("apart", (0,), (1, 2), 7, True)),
+    ([slot(0, kind="a"), slot(1, kind="end"), slot(2, kind="a")], [], ("out of step", (1,), (0, 2), 7, True)),
+    ([slot(0, kind="a"), slot(1, 6, kind="end"), slot(2, kind="end")], [], ("out of step", (0,), (1, 2), 7, True)),
 ])
 def test_who_is_blamed(slots, held, found):
     assert judge(slots, set(held), {0: 9.0, 1: 8.0, 2: 7.0}) == found

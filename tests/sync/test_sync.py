@@ -39,8 +39,11 @@ def test_ranks_that_train_on_their_own_learn_as_well(tmp_path, options):
     assert "the ranks meet" not in run.err  # for the teacher, that is
 
 
-@pytest.mark.parametrize("deaths", [([0, "forward", 20],), ([2, "behind exchange", 3],),
-                                    ([1, "batch", 16], [3, "recovered", 1])], ids=str)
+OTHER_MOMENTS = [pytest.param(deaths, marks=pytest.mark.more)
+                 for deaths in (([0, "forward", 20],), ([2, "behind exchange", 3],))]
+
+
+@pytest.mark.parametrize("deaths", [([1, "batch", 16], [3, "recovered", 1]), *OTHER_MOMENTS], ids=str)
 def test_a_death_leaves_no_sample_out(tmp_path, deaths):
     run = trained(tmp_path, "-n", "4", "--sync", "local", "--every", "4", TRAIN, "--norm", deaths=deaths)
     assert run.code == 0, run.err

@@ -36,7 +36,7 @@ def end(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
-class Apart(Exception):
+class OutOfStep(Exception):
     """Ranks came to different places of the script, or hold other data. Shown as one line."""
 
 
@@ -172,7 +172,8 @@ class Meet:
         self.current(self.era)
         counts = [total // self.size + (r < total % self.size) for r in range(self.size)]
         if len(rows) != max(counts[self.rank], 1):
-            raise Apart(f"a model gave {len(rows)} rows for {counts[self.rank]}: its rows are not those of its input")
+            raise OutOfStep(f"a model gave {len(rows)} rows for {counts[self.rank]}: "
+                            "its rows are not those of its input")
         mine = np.ascontiguousarray(rows[: counts[self.rank]])
         whole = np.empty((total, *rows.shape[1:]), rows.dtype)
         width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
@@ -235,7 +236,7 @@ class Meet:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
         told = exchange.agree(np.array([nbytes, array.dtype.num, ready]))  # behind it, all inboxes are filled
         if (told[:, :2] != told[0, :2]).any():
-            raise Apart(f"the ranks exchange arrays of different sizes ({sorted(set(told[:, 0].tolist()))} bytes): "
+            raise OutOfStep(f"the ranks exchange arrays of different sizes ({sorted(set(told[:, 0].tolist()))} bytes): "
                         "the script does not do the same on every rank")
         if not told[:, 2].all():
             exchange.reserve(nbytes)

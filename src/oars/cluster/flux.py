@@ -19,11 +19,11 @@ def hosts() -> list[Host]:
     """A rank for each core of the instance."""
     command = ["flux", "resource", "list", "--no-header", "--states=up", "--format={ncores} {nodelist}"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise HostsError(f"Flux does not say which hosts this job has ({error}): name them with --hosts") from None
     found = []
-    for line in told.splitlines():
+    for line in done.splitlines():
         cores, _, names = line.partition(" ")
         every = expand(names.strip())
         found += [Host(name, max(1, int(cores) // len(every))) for name in every]

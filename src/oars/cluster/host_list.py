@@ -121,8 +121,8 @@ def _has_address(name: str) -> bool:
 
 def _ssh_name(name: str) -> str:
     try:
-        told = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=10).stdout
+        done = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = re.search(r"^hostname (.+)$", told, re.M)
+    found = re.search(r"^hostname (.+)$", done, re.M)
     return found[1] if found and found[1] != name else ""

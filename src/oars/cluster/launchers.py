@@ -35,11 +35,11 @@ def check(name: str) -> None:
     if name == "srun" and not slurm.inside():
         raise HostsError("--launcher srun: this is no Slurm job: get one with salloc, sbatch or oars submit")
     try:
-        told = subprocess.run([name, "--mpi=list"] if name == "srun" else [name, "--version"], capture_output=True,
+        done = subprocess.run([name, "--mpi=list"] if name == "srun" else [name, "--version"], capture_output=True,
                               text=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         raise HostsError(f"--launcher {name}: {name} cannot be run here ({error})") from None
-    if name == "srun" and "pmix" not in (said := told.stdout + told.stderr):
+    if name == "srun" and "pmix" not in (said := done.stdout + done.stderr):
         raise HostsError(f"--launcher srun: this Slurm has no pmix, by which ranks of Open MPI find each other: "
                          f"srun --mpi=list says {' '.join(said.split())}")
 
@@ -87,8 +87,8 @@ def aprun(plan: Plan) -> list[str]:
 
 def settings(crowded: bool) -> dict[str, str]:
     """What mpirun is told by flags, Open MPI hears from the environment here."""
-    told = {"OMPI_MCA_btl": "^ofi", **({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})}
-    return {name: os.environ.get(name, value) for name, value in told.items()}
+    details = {"OMPI_MCA_btl": "^ofi", **({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})}
+    return {name: os.environ.get(name, value) for name, value in details.items()}
 
 
 def rank_command(python: str = sys.executable) -> list[str]:

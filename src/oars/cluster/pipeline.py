@@ -59,16 +59,16 @@ def load(path: Path, given: Ask) -> list[Stage]:
     import tomllib
 
     try:
-        told = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"no such pipeline: {path}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
-    strange = [key for key in told if key != "stage"]
-    if strange or not isinstance(told.get("stage"), dict) or not told["stage"]:
+    strange = [key for key in data if key != "stage"]
+    if strange or not isinstance(data.get("stage"), dict) or not data["stage"]:
         trouble = f"unknown {strange[0]!r}" if strange else "no stages"
         raise UsageError(f"{path}: {trouble}: a stage begins with [stage.NAME]")
-    return ordered(path, [_stage(path, name, table, given) for name, table in told["stage"].items()])
+    return ordered(path, [_stage(path, name, table, given) for name, table in data["stage"].items()])
 
 
 def _stage(path: Path, name: str, table: Any, given: Ask) -> Stage:
@@ -183,10 +183,10 @@ def runs_of(path: Path) -> dict[str, Path]:
 def done(folder: Path, stage: Stage) -> bool:
     """Whether a stage has ended well, with the same command, and what it made is whole."""
     try:
-        told = json.loads((folder / MANIFEST).read_text())
+        data = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return False
-    return read(folder)["asked"] == stage.command and told["makes"] == stage.makes and not damage(told["files"])
+    return read(folder)["asked"] == stage.command and data["makes"] == stage.makes and not damage(data["files"])
 
 
 def damage(files: dict[str, list[Any]]) -> str:
@@ -210,8 +210,8 @@ def write_manifest(folder: Path, makes: list[str]) -> None:
         if not found:
             raise UsageError(f"the stage has ended, but did not make {name}")
         for file in found:
-            told = file.stat()
-            files[str(file)] = [told.st_size, told.st_mtime_ns, digest_of(file)]
+            status = file.stat()
+            files[str(file)] = [status.st_size, status.st_mtime_ns, digest_of(file)]
     runfolder.put(folder / MANIFEST, json.dumps({"makes": makes, "files": files}, indent=1) + "\n")
 
 

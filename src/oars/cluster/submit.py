@@ -61,9 +61,9 @@ def put(ask: Ask, folder: Path, command: list[str], versions: dict[str, str], af
         script = folder.resolve() / "job.sh"
         script.write_text(job_script(ask, folder, command))
         script.chmod(0o755)
-        told = {**ask._asdict(), "command": command, "cwd": os.getcwd(), "submitted": time.time(), "after": after or [],
-                "versions": versions, **more}
-        write(folder, {**told, "id": None})
+        details = {**ask._asdict(), "command": command, "cwd": os.getcwd(), "submitted": time.time(),
+               "after": after or [], "versions": versions, **more}
+        write(folder, {**details, "id": None})
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes before the job is there, or after
         try:
             job: str = QUEUES[ask.on].submit(script, after or [])
@@ -75,7 +75,7 @@ def put(ask: Ask, folder: Path, command: list[str], versions: dict[str, str], af
             os.rmdir(RUNS)
         raise
     # The job may have begun, but it reads no number from here: it knows its own.
-    write(folder, {**told, "id": job})
+    write(folder, {**details, "id": job})
     return job
 
 
@@ -120,7 +120,7 @@ def write(folder: Path, told: dict[str, Any]) -> None:
 def read(folder: Path) -> dict[str, Any]:
     """``job.json``."""
     try:
-        told: dict[str, Any] = json.loads((folder / runfolder.JOB_RECORD).read_text())
-        return told
+        data: dict[str, Any] = json.loads((folder / runfolder.JOB_RECORD).read_text())
+        return data
     except (OSError, ValueError):
         raise UsageError(f"{folder} is no submitted run: it has no readable job.json") from None

@@ -88,10 +88,10 @@ def _hosts() -> list[str]:
 def has_ulfm(mpirun: Path) -> bool:
     """Whether this Open MPI was built to survive the death of a rank."""
     try:
-        told = subprocess.run([mpirun.parent / "ompi_info"], capture_output=True, text=True, timeout=20).stdout
+        done = subprocess.run([mpirun.parent / "ompi_info"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return False
-    return any(line.strip() == "FT MPI support: yes" for line in told.splitlines())
+    return any(line.strip() == "FT MPI support: yes" for line in done.splitlines())
 
 
 def self_test(mpirun: Path, version: str) -> tuple[str, bool]:

@@ -88,8 +88,8 @@ def line(found: dict[str, Any]) -> str:
 
 def _told(path: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
-        return told
+        data: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        return data
     except (OSError, ValueError, IndexError):
         return None
 

@@ -42,6 +42,11 @@ def add_options(verb: Parser) -> list[argparse.Action]:
             help="with --sync local: average gradients, as allreduce does, for the first steps"),
         add("--wire", default="fp32", metavar="KIND",
             help="how numbers are encoded between ranks: fp32 (default), bf16, fp16, int8, topk:0.01, powersgd:4"),
+        add("--guard", choices=("off", "report", "heal"), default="heal",
+            help="compare the ranks' weights while they train: report where they differ, or heal: a rank that is alone "
+            "with its own takes the others' (default), and of two ranks that differ both stop"),
+        add("--guard-every", type=count_of("steps"), metavar="K", help="compare all weights every K steps (default: as "
+            "much in each step as 0.3 %% of the time allows)"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--report-bindings", action="store_true", help="print at the start the host, cores and GPU of each rank"),
@@ -80,6 +85,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
                          args.servers, args.staleness, args.backup, args.placement)
     return {
         **together,
+        "guard": args.guard,
+        "guard_every": args.guard_every or 0,
         "batch": args.batch,
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",

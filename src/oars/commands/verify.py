@@ -57,11 +57,11 @@ def compare(one: Path, many: Path, ranks: int) -> tuple[bool, str]:
         return False, "nothing to compare: the script made no optimizer step on one rank"
     worst = 0.0
     for step, (a, b) in enumerate(zip(losses, theirs, strict=False), 1):
-        apart = _apart(a, b)
-        if apart > LOSS_TOLERANCE:
+        difference = _difference(a, b)
+        if difference > LOSS_TOLERANCE:
             return False, (f"not the same: at step {step} the loss is {_told(a)} on one rank and {_told(b)} on {ranks}"
                            f"; {_blame(step)}")
-        worst = max(worst, apart)
+        worst = max(worst, difference)
     if len(losses) != len(theirs):
         return False, (f"not the same: {len(losses)} steps on one rank, {len(theirs)} on {ranks}, equal as far as they "
                        "go; see Split (steps per epoch) in the contract")
@@ -83,7 +83,7 @@ def _losses(folder: Path) -> list[float | None]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def _apart(a: float | None, b: float | None) -> float:
+def _difference(a: float | None, b: float | None) -> float:
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     if math.isnan(a) or math.isnan(b) or math.isinf(a) or math.isinf(b):

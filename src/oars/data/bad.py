@@ -38,7 +38,7 @@ def check_policy(on_bad: str) -> None:
         raise ValueError(f"on_bad={on_bad!r} is none of {', '.join(POLICIES)}")
 
 
-def settle(found: list[Bad], on_bad: str, beside: str) -> None:
+def act_on(found: list[Bad], on_bad: str, beside: str) -> None:
     """Bad rows were found while ``beside`` was opened: raise, or write them down, or let them be skipped."""
     if found and on_bad == "raise":
         more = f" (and {len(found) - 1} more; on_bad='skip' leaves them out)" if len(found) > 1 else ""

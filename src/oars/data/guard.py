@@ -81,12 +81,12 @@ def _answer(path: str, look: Callable[[str], Any], put: int) -> None:
         now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
         try:
-            told: dict[str, Any] = {"found": look(path)}
+            details: dict[str, Any] = {"found": look(path)}
         except DataError as error:
-            told = {"error": str(error)}
+            details = {"error": str(error)}
         except Exception as error:
-            told = {"error": f"{path}: damaged ({one_line(error)})"}
-        data = json.dumps(told).encode() + b"\n"
+            details = {"error": f"{path}: damaged ({one_line(error)})"}
+        data = json.dumps(details).encode() + b"\n"
         while data:
             data = data[os.write(put, data) :]
     finally:

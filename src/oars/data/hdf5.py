@@ -96,7 +96,7 @@ def _tell(item: Any, name: str) -> dict[str, Any]:
 
     string = h5py.check_string_dtype(item.dtype)
     text = string is not None and string.length is None  # of varying length; others are as flat as numbers
-    told: dict[str, Any] = {
+    details: dict[str, Any] = {
         "name": name,
         "shape": list(map(int, item.shape)),
         "unlimited": bool(item.maxshape) and item.maxshape[0] is None,
@@ -106,34 +106,34 @@ def _tell(item: Any, name: str) -> dict[str, Any]:
         "how": "library",
     }
     if item.dtype.hasobject and not text:  # references, arrays of varying length
-        return told | {"how": "unreadable", "dtype": str(item.dtype)}
+        return details | {"how": "unreadable", "dtype": str(item.dtype)}
     plain = np.dtype(item.dtype.str if item.dtype.names is None else item.dtype)
-    told["dtype"] = np.lib.format.dtype_to_descr(plain)
+    details["dtype"] = np.lib.format.dtype_to_descr(plain)
     properties = item.id.get_create_plist()
     if text:
         item[: 1 << 20]  # what damage does to texts of varying length shows here, in the child
-        return told
+        return details
     if item.external or item.is_virtual:
         item[:1], item[-1:]
-        return told
+        return details
     filters = [properties.get_filter(at)[:2] for at in range(properties.get_nfilters())]
     if item.chunks is None:
         offset = item.id.get_offset()
         if offset is not None and properties.get_layout() == h5py.h5d.CONTIGUOUS:
-            told |= {"how": "flat", "offset": offset}
+            details |= {"how": "flat", "offset": offset}
     elif all(number in _OURS for number, _ in filters):
         chunks: list[list[int]] = []
         item.id.chunk_iter(lambda c: chunks.append([*map(int, c.chunk_offset), c.filter_mask, c.byte_offset, c.size]))
         fill = np.empty((), item.dtype)
         properties.get_fill_value(fill)
-        told |= {
+        details |= {
             "how": "chunked",
             "filters": [_OURS[number] for number, _ in filters],
             "chunks": chunks,
             "chunk": list(map(int, item.chunks)),
             "fill": fill.tobytes().hex(),
         }
-    return told
+    return details
 
 
 def _attributes(item: Any) -> dict[str, Any]:

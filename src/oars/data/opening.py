@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oars.data import cache
-from oars.data.bad import Bad, check_policy, settle
+from oars.data.bad import Bad, act_on, check_policy
 from oars.data.dataset import Columns, Data
 from oars.data.errors import DataError
 from oars.data.kinds import joined
@@ -38,14 +38,14 @@ def open_data(
     only_names = wanted is not None and all(isinstance(name, str) for name in wanted)
     reader = joined(named, files, wanted if only_names else None, given)
     bad = list(reader.bad)
-    settle(bad, on_bad, named)
+    act_on(bad, on_bad, named)
     rows: range | np.ndarray = range(len(reader))
     if on_bad != "raise":
         more = _checked(reader)
         if more:
             rows = np.delete(np.arange(len(reader)), [row for row, _ in more])
             bad += [found for _, found in more]
-            settle(bad, on_bad, named)
+            act_on(bad, on_bad, named)
     return _data(reader, wanted, labels or ([reader.label] if reader.label in reader.fields else []), dtype, rows, bad)
 
 

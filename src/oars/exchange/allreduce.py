@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ class Exchange:
         self.inbox = np.empty(0, np.uint8)
         self.result = np.empty(0, np.uint8)
         self._segments: list[np.ndarray] = []
-        self._era = -1
+        self._comm: Any = None  # of which ranks these are buffers: another one after every loss
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
@@ -44,7 +46,7 @@ class Exchange:
 
     def holds(self, nbytes: int) -> bool:
         """Whether buffers of that size can be used as they are."""
-        return nbytes <= self.capacity and self._era == self.world.adopted
+        return nbytes <= self.capacity and self._comm is self.world.comm
 
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
@@ -71,7 +73,7 @@ class Exchange:
             # Between hosts: all places in step where hosts have equally many ranks, else the first of each for all.
             place = world.local_rank if self._even else min(world.local_rank, 1)
             self._across = world.split(place)
-        self.capacity, self._era = capacity, world.adopted
+        self.capacity, self._comm = capacity, world.comm
         self.generation += 1
 
     def average(self, spans: list[Span], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
@@ -81,8 +83,9 @@ class Exchange:
         For who makes use of it (``compressed.py``): the tensors in them (first byte, shape), and whose they are.
         """
         def work() -> None:
-            for start, count, dtype in spans:
-                self._average_span(start, count, np.dtype(dtype))
+            with np.errstate(all="ignore"):  # what the script has NumPy raise is for its own numbers
+                for start, count, dtype in spans:
+                    self._average_span(start, count, np.dtype(dtype))
 
         self.world.together("exchange", work)
         self.world.exchanged += sum(count * np.dtype(dtype).itemsize for _, count, dtype in spans)
@@ -120,6 +123,17 @@ class Exchange:
             np.multiply(own, share, out=own)
 
 
+@contextmanager
+def _no_limit() -> Iterator[None]:
+    """A limit for the sizes of files, which the script may have set, holds for memory like ours too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 class _Memory:
     """Memory that other processes of this host can map: made here, or opened by the path another rank gave."""
 
@@ -132,7 +146,8 @@ class _Memory:
         else:
             fd, self._named = tempfile.mkstemp(prefix="oars-")
         if path is None:
-            os.ftruncate(fd, nbytes)
+            with _no_limit():
+                os.ftruncate(fd, nbytes)
         self._map = mmap.mmap(fd, 0)
         self.view = np.frombuffer(self._map, np.uint8)
         self._fd = fd if path is None else -1

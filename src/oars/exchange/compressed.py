@@ -37,7 +37,7 @@ class Compressed(Exchange):
         """Make room for ``nbytes``."""
         self.capacity = -(-max(nbytes, 1 << 16) // 4096) * 4096
         self.inbox, self.result = np.zeros(self.capacity, np.uint8), np.zeros(self.capacity, np.uint8)
-        self._era = self.world.adopted
+        self._comm = self.world.comm
         self.generation += 1
 
     def average(self, spans: list[Span], shapes: Shapes | None = None, of: Hashable = None) -> None:

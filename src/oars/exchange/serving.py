@@ -37,7 +37,7 @@ class Holder(Protocol):
     def read(self, body: np.ndarray) -> Any:
         """The gradients that a push brought."""
 
-    def settle(self, settings: bytes) -> None:
+    def configure(self, settings: bytes) -> None:
         """The optimizer's settings (learning rates and the like) are these from now on."""
 
     def step(self, gradients: list[tuple[float, Any]]) -> None:
@@ -85,7 +85,7 @@ class Part:
             return 0
         self.clocks[worker] = clock
         if cut < len(body) and (self.epoch, clock) >= self._settled:
-            self.holder.settle(body[cut:].tobytes())
+            self.holder.configure(body[cut:].tobytes())
             self._settled = (self.epoch, clock)
         if self.bound == 0 and clock <= self.clock:
             return -1

@@ -70,8 +70,8 @@ class Hub:
             return
         *lines, self.ends[end] = (self.ends[end] + data).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            self.tell(told) if "cut" in told else self.over.set()
+            content = json.loads(line)
+            self.tell(content) if "cut" in content else self.over.set()
 
 
 def say(hub: str, **line: Any) -> None:

@@ -63,15 +63,15 @@ class Proxy:
                 if not byte:
                     return
                 line += byte
-            told = json.loads(line)
-            if told["secret"] != self.secret:
+            data = json.loads(line)
+            if data["secret"] != self.secret:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):  # a stranger who knocked
             link.close()
             return
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if told["what"] == "lease":
-            self.hostname, self.beat = told["host"], Beat(link, self.lease)
+        if data["what"] == "lease":
+            self.hostname, self.beat = data["host"], Beat(link, self.lease)
         else:
             self._join(link)
 

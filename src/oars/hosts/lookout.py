@@ -276,7 +276,7 @@ def receive(link: socket.socket) -> bytes:
 
 def main() -> None:
     path = Path(sys.argv[1])
-    told = json.loads(path.read_text())
+    data = json.loads(path.read_text())
     path.unlink()  # it has a secret
-    code = Lookout(told).run()
+    code = Lookout(data).run()
     os._exit(code if code >= 0 else 128 - code)

@@ -128,9 +128,9 @@ class Reach:
     def _answer(self, host: str, number: int) -> dict[str, Any] | None:
         path = self.folder / runfolder.answer(host, number)
         try:
-            told = json.loads(path.read_text())
+            data = json.loads(path.read_text())
             path.unlink()
-            return told
+            return data
         except OSError:
             return None
 

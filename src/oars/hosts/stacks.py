@@ -185,10 +185,10 @@ def _spied(pid: int) -> tuple[str, str]:
     why = "py-spy is not installed"
     if py_spy:
         try:
-            told = subprocess.run([py_spy, "dump", "--pid", str(pid), "--nonblocking", "--json"], capture_output=True,
+            done = subprocess.run([py_spy, "dump", "--pid", str(pid), "--nonblocking", "--json"], capture_output=True,
                                   text=True, timeout=PY_SPY_WITHIN)
-            threads = json.loads(told.stdout) if told.returncode == 0 else []
-            why = told.stderr.strip().partition("\n")[0]
+            threads = json.loads(done.stdout) if done.returncode == 0 else []
+            why = done.stderr.strip().partition("\n")[0]
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             threads, why = [], str(error)
         if threads:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import faulthandler
 import io
 import json
 import os
@@ -54,7 +55,7 @@ def main() -> None:
     world: Any = None
     if many:
         cores = available_cores()
-        patient = settle(folder, plan, rank, first, cores)
+        patient = take_share(folder, plan, rank, first, cores)
         stdin = os.environ.pop(STDIN_VARIABLE)
         world = join(folder, plan, rank, first, stdin, patient)
         world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
@@ -72,6 +73,7 @@ def main() -> None:
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
     ends.watch()
+    faulthandler.enable(open(folder / runfolder.fatal(rank), "wb", buffering=0))  # (the script may choose another file)
     copy = os.path.join(plan.stage["place"], "code") if plan.stage is not None else ""
     code = run_script(plan.script, plan.args, plan.module, ends.failed, copy)
     if tape.playing:
@@ -100,7 +102,7 @@ def run_server(folder: Path, plan: Plan, world: Any, rank: int) -> None:
         true_exit(0)
 
 
-def settle(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) -> bool:
+def take_share(folder: Path, plan: Plan, rank: int, first: int, cores: list[int]) -> bool:
     """Take this rank's share of its host: cores, threads, GPU. Whether there are more ranks than cores."""
     if plan.launcher == "mpirun":
         local_rank, on_host = int(_launched("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")), plan.ranks
@@ -262,16 +264,11 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     return world
 
 
-def gathered(world: Any, value: Any) -> list[Any]:
+def gathered(world: Any, value: object) -> list[Any]:
     """Every living rank's ``value``."""
-    from oars.engine.world import RankLost
+    from oars.engine.retry import until_none_is_lost
 
-    while True:
-        try:
-            every: list[Any] = world.allgather(value)
-            return every
-        except RankLost:
-            world.adopt()
+    return until_none_is_lost(lambda: world.allgather(value), world.adopt)
 
 
 def say_places(world: Any, plan: Plan) -> None:
@@ -302,20 +299,19 @@ def spans(numbers: list[int]) -> str:
 
 def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
+    from oars.adapt.python import seams
     from oars.adapt.python.imports import when_imported
 
+    seams.install_signals(world if plan.sync == "allreduce" else None, folder, lambda: record.voice, world is None)
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
-        from oars.adapt.python import seams
         from oars.adapt.replay import rewind
 
         seams.install_random(world or Alone(), plan)
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
     if many:
-        from oars.adapt.python.seams import install_figures
-
-        install_figures(world)
+        seams.install_figures(world)
     if snapshots and not many:
         from oars.adapt.replay.seams import watch_torch
 

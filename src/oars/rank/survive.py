@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from oars import runfolder
 from oars.adapt import files
+from oars.engine import Astray
 from oars.plan import Plan
 from oars.rank.record import Record
 from oars.rank.stdin import take_stdin
@@ -54,6 +56,8 @@ class Survivor:
         self.world.board.enter("end")
         reported: set[int] = set()
         while True:
+            with contextlib.suppress(Exception, Astray):  # it is theirs: here the script has ended
+                self.world.answer()
             fallen = self.world.fallen()  # those who left in good order too
             dead = {m for m in fallen if not self._ended(m)}
             living = [m for m in self.world.members if m not in dead]

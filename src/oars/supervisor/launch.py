@@ -55,10 +55,10 @@ def _mpi_folders() -> Iterator[Path]:
 def mpirun_version(mpirun: Path) -> str:
     """The first line of ``mpirun --version``, e.g. ``mpirun (Open MPI) 5.0.11``."""
     try:
-        told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return (told.stdout.strip() or told.stderr.strip()).partition("\n")[0]
+    return (done.stdout.strip() or done.stderr.strip()).partition("\n")[0]
 
 
 def require_mpirun() -> tuple[Path, str]:

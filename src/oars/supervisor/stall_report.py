@@ -21,7 +21,7 @@ MORE_PERIODS = 5  # from the report to the drop, by default
 class Stall(NamedTuple):
     """A finding: who is blamed and why, who waits, for how long."""
 
-    why: str  # "away", "apart" or "network"
+    why: str  # "away", "out of step" or "network"
     blamed: tuple[int, ...]
     waiting: tuple[int, ...]
     seconds: float
@@ -45,9 +45,10 @@ def judge(slots: list[Slot], held: set[int], waits: dict[int, float]) -> Stall |
     most, count = groups[0]
     clear = 2 * count > len(live)
     # Without a majority nobody knows who is right, and all are named.
-    apart = tuple(slot.rank for slot in waiting if _collective(slot) != most or not clear)
-    return Stall("apart" if len(groups) > 1 else "network", apart, tuple(rank for rank in ranks if rank not in apart),
-                 min(waits[rank] for rank in ranks), clear)
+    differing = tuple(slot.rank for slot in waiting if _collective(slot) != most or not clear)
+    others = tuple(rank for rank in ranks if rank not in differing)
+    why = "out of step" if len(groups) > 1 else "network"
+    return Stall(why, differing, others, min(waits[rank] for rank in ranks), clear)
 
 
 def _collective(slot: Slot) -> tuple[int, str]:

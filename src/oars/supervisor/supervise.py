@@ -162,6 +162,8 @@ class Supervisor:
             self.sides.look(now, self.seen)
             while self.signals:
                 number = self.signals.pop(0)
+                if runfolder.handles(int(number)) in self.seen and self._pass_on(number):
+                    continue
                 if number == signal.SIGUSR1:
                     if not self.snapshots.ask(stop=False):
                         self.screen.say("no snapshot yet: the script has made no optimizer step")
@@ -257,6 +259,17 @@ class Supervisor:
             grace = SAVES_AFTER_CTRL_C
         return now - self.first_failure > grace
 
+    def _pass_on(self, number: int) -> bool:
+        """To the voice, where the script has a handler: it decides. All ranks get it from there (see signals.py)."""
+        if number == signal.SIGTERM:
+            self.snapshots.ask(stop=False)
+        try:
+            host, pid = json.loads((self.folder / runfolder.born(self._living()[0])).read_text())
+            self.reach.kill(host, pid, number)
+        except (OSError, ValueError, IndexError):
+            return False
+        return True
+
     def _interrupt(self) -> None:
         for rank in self._living():
             try:
@@ -343,6 +356,8 @@ class Supervisor:
             rank, number = 0, -code
         elif killed:
             rank, number = int(killed[1]), int(killed[2])
+        elif crashed := _crashed(self.folder, seen):
+            rank, number = crashed
         elif self.missing:
             self.screen.say(f"{self.missing}, see {self.folder}/mpirun.log")
             return stall.ABORTED
@@ -364,6 +379,21 @@ class Supervisor:
         self.screen.say(f"rank {rank}{of} was killed by {name}")
         self.snapshots.say_kept()
         return 128 + number
+
+
+_CRASHES = {"Aborted": signal.SIGABRT, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS,
+            "Floating-point exception": signal.SIGFPE, "Floating point exception": signal.SIGFPE,
+            "Illegal instruction": signal.SIGILL}
+
+
+def _crashed(folder: Path, seen: set[str]) -> tuple[int, int] | None:
+    """The first rank that died of a signal of its own making, and which, as Python wrote it down."""
+    mark = runfolder.fatal("")
+    for rank in sorted(int(name[len(mark):]) for name in seen if name.startswith(mark)):
+        said = re.match("Fatal Python error: (.*)", _read(folder / runfolder.fatal(rank)))
+        if said and said[1] in _CRASHES and runfolder.exit_file(rank) not in seen:
+            return rank, _CRASHES[said[1]]
+    return None
 
 
 def full(folder: Path) -> bool:

@@ -41,7 +41,7 @@ class Point:
 
 def scale(script: list[str], options: list[str], sizes: list[int], weak: bool, repeats: int, name: str | None,
           pattern: Pattern | None, out: Path | None) -> int:
-    """Run, print the table and the picture, write the report; 1 if a run failed or replicas came apart."""
+    """Run, print the table and the picture, write the report; 1 if a run failed or the weights of ranks differ."""
     spec = {"script": script, "ranks": sizes, "weak": weak, "repeats": repeats, "options": options}
     folder = series_name("scale", name, script, spec)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -82,8 +82,8 @@ def _tell(points: list[Point], metric: str, weak: bool, each: int, runs: list[Ru
            f"{'s' * (points[0].ranks > 1)}"
     drawn = _chart(points, kind)
     print(f"{terminal.draw(drawn)}\n\n{text}\n{terminal.table(head, rows)}")
-    apart = [p.ranks for p in points if p.agree not in ("agree", "")]
-    for ranks in apart:
+    unequal = [p.ranks for p in points if p.agree not in ("agree", "")]
+    for ranks in unequal:
         print(f"oars: on {ranks} ranks the replicas ended with different weights: this is no data-parallel training")
     body = [f"<p>{text}.</p>", svg.draw(drawn), html_table(head, rows), "<h2>Curves</h2>",
             *(svg.draw(chart) for chart in charts(runs)), f"<pre>{escape(runs[0].what)}</pre>"]
@@ -94,7 +94,7 @@ def _tell(points: list[Point], metric: str, weak: bool, each: int, runs: list[Ru
         save([drawn], out)
         print(out)
     print(folder / runfolder.REPORT)
-    return 1 if failed or apart else 0
+    return 1 if failed or unequal else 0
 
 
 def _said(trial: Trial) -> None:

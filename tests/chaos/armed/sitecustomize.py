@@ -2,13 +2,16 @@
 
 ``OARS_TEST_DEATHS`` is a JSON list of [rank, point, count]: that rank gets SIGKILL when it comes to the point for the
 count-th time. Points are named after what is going on; nothing of this is known to oars itself. ``OARS_TEST_SLOW`` is
-[rank, point, seconds]: there it sleeps, every time.
+[rank, point, seconds]: there it sleeps, every time. ``OARS_TEST_FLIPS`` is a list of [rank, point, count, kind, seed]:
+there one bit changes in that rank's memory, in one of its weights, momenta or buffers, drawn by the seed.
 """
 
+import gc
 import importlib.abc
 import importlib.util
 import json
 import os
+import random
 import signal
 import sys
 from time import sleep
@@ -27,6 +30,31 @@ def here(point):
         except FileExistsError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
+    for at, count, kind, seed in FLIPS:
+        if (at, count) == (point, COUNTS[point]):
+            flip(kind, seed)
+
+
+def flip(kind, seed):
+    """Change one bit, as a particle would: nothing but the memory knows of it."""
+    import torch
+
+    kinds = {"weights": [], "momenta": [], "buffers": []}
+    for thing in gc.get_objects():
+        if torch.optim.Optimizer in type(thing).__mro__:
+            for group in thing.param_groups:
+                kinds["weights"] += group["params"]
+            kinds["momenta"] += [t for held in thing.state.values() for t in held.values()
+                                 if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        elif torch.nn.Module in type(thing).__mro__:
+            kinds["buffers"] += [b for b in thing._buffers.values() if b is not None and b.is_floating_point()]
+    draw = random.Random(seed)
+    tensor = draw.choice(sorted(kinds[kind], key=lambda t: (tuple(t.shape), t.data_ptr())))
+    data = torch._C.TensorBase.numpy(tensor.detach()).reshape(-1).view("uint8")
+    at, bit = draw.randrange(len(data)), draw.randrange(8)
+    data[at] ^= 1 << bit
+    with open(os.path.join(os.environ["OARS_RUN_FOLDER"], f"flipped-{RANK}"), "a") as file:
+        file.write(f"{kind} {tuple(tensor.shape)} byte {at} bit {bit}\n")
 
 
 def around(owner, name, before=None, after=None):
@@ -166,8 +194,10 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK")
-if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("OARS_TEST_SLOW")):
+if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("OARS_TEST_SLOW")
+                         or os.environ.get("OARS_TEST_FLIPS")):
     MINE = [death[1:] for death in json.loads(os.environ.get("OARS_TEST_DEATHS", "[]")) if death[0] == int(RANK)]
     SLOW = json.loads(os.environ.get("OARS_TEST_SLOW", "[]"))
-    if MINE or SLOW[:1] == [int(RANK)]:
+    FLIPS = [flip[1:] for flip in json.loads(os.environ.get("OARS_TEST_FLIPS", "[]")) if flip[0] == int(RANK)]
+    if MINE or FLIPS or SLOW[:1] == [int(RANK)]:
         sys.meta_path.insert(0, Finder())

@@ -36,7 +36,7 @@ UNITED = ("evaluate", "predict", "test_on_batch", "predict_on_batch", "save", "s
 Values = tuple[list, list, list, list]  # of weights, other variables, the optimizer's, metrics'
 
 
-class Apart:
+class Separate:
     """When ranks are on their own, and where they meet."""
 
     def __init__(self, wire: Any, stateless: bool) -> None:
@@ -161,15 +161,15 @@ class Apart:
 
     def _met(self, place: int) -> np.ndarray:
         """Every rank's rows of this round; the run ends where ranks came to different places."""
-        told = self.exact.agree(np.array([place, meet.record.steps, self.seen, self.rows, meet.record.interrupted]))
-        if (told[:, :2] != told[0, :2]).any():
-            self._parted(told)
-        if (told[:, 2] != self.seen).any():
+        gathered = self.exact.agree(np.array([place, meet.record.steps, self.seen, self.rows, meet.record.interrupted]))
+        if (gathered[:, :2] != gathered[0, :2]).any():
+            self._parted(gathered)
+        if (gathered[:, 2] != self.seen).any():
             end("the batches since the last average are not the same on all ranks: something makes or draws their "
                  "rows without a common seed; seed it in the script")
-        if told[:, 4].any():
+        if gathered[:, 4].any():
             meet.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
-        return told[:, 3]
+        return gathered[:, 3]
 
     def _parted(self, told: np.ndarray) -> NoReturn:
         other = int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
@@ -260,16 +260,16 @@ def united(unite: Callable[[], None]) -> Any:
     return layer
 
 
-def logs(apart: Apart) -> Any:
+def logs(separate: Separate) -> Any:
     """Around what gives the logs of an epoch: all ranks'."""
     import keras
 
     def layer(inner: Any) -> Any:
         @functools.wraps(inner)
         def logs_of(self: Any, logs: Any) -> Any:
-            if not apart.steps:
+            if not separate.steps:
                 return inner(self, logs)
-            apart.unite()
+            separate.unite()
             told = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
             return meet.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
 
@@ -278,13 +278,13 @@ def logs(apart: Apart) -> Any:
     return layer
 
 
-def called(apart: Apart, wire: Any) -> Any:
+def called(separate: Separate, wire: Any) -> Any:
     """Around ``Model.__call__``."""
     def layer(inner: Any) -> Any:
         @functools.wraps(inner)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if apart.steps and not meet.inside and wire.now(args, kwargs):
-                apart.unite()
+            if separate.steps and not meet.inside and wire.now(args, kwargs):
+                separate.unite()
             return inner(self, *args, **kwargs)
 
         return call
@@ -292,14 +292,14 @@ def called(apart: Apart, wire: Any) -> Any:
     return layer
 
 
-def begin(wire: Any, backend: str) -> Apart:
+def begin(wire: Any, backend: str) -> Separate:
     """Separate training, which the end of the script ends too."""
-    apart = Apart(wire, backend == "jax")
-    meet.unite, before = apart.unite, meet.record.at_end
+    separate = Separate(wire, backend == "jax")
+    meet.unite, before = separate.unite, meet.record.at_end
 
     def end_of_script() -> None:
-        apart.unite()
+        separate.unite()
         before()
 
     meet.record.at_end = end_of_script
-    return apart
+    return separate

@@ -17,10 +17,10 @@ from torch.optim.optimizer import Optimizer
 
 from oars.adapt.meet import end
 from oars.adapt.torch.async_modes.phases import EVALUATION, WEIGHTS
-from oars.adapt.torch.batches.loaders import Key
+from oars.adapt.torch.batches.reading import Key, share_key
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.recovery import lineage
-from oars.engine.world import RankLost
+from oars.engine.retry import until_none_is_lost
 
 # Keras's names of state that is a sum of gradients, of either sign, and PyTorch's (``torch/async_modes/gossip.py``).
 _MOMENTA = {"momentums": "momentum_buffer", "average_gradients": "grad_avg"}
@@ -43,7 +43,7 @@ class OfKeras(Optimizer):
                     self.state[weight][known] = slot.value
 
 
-class Apart:
+class Separate:
     """Steps of Keras models, for ranks that are on their own."""
 
     def __init__(self) -> None:
@@ -79,12 +79,7 @@ def _average(metrics: list) -> None:
     if not floats:
         return
     mine = np.concatenate([v.value.detach().cpu().double().numpy().reshape(-1) for v in floats])
-    while True:
-        try:
-            mean = ctx.world.allgather_alike(mine).mean(0)
-            break
-        except RankLost:
-            lineage.renew()
+    mean = until_none_is_lost(lambda: ctx.world.allgather_alike(mine), lineage.renew).mean(0)
     for v, part in zip(floats, np.split(mean, np.cumsum([v.value.numel() for v in floats])[:-1]), strict=True):
         v.assign(torch.from_numpy(part).reshape(v.value.shape).to(v.value.dtype))
 
@@ -107,10 +102,12 @@ def logs(inner: Any) -> Any:
 
 def one_loader(inner: Callable[..., Any]) -> Any:
     """Keras makes a loader for every epoch: to what is owed after a death they are one."""
+    keys: WeakKeyDictionary[Any, Key] = WeakKeyDictionary()
+
     @functools.wraps(inner)
     def get_torch_dataloader(self: Any) -> Any:
         loader = inner(self)
-        loader._oars_key = vars(self).setdefault("_oars_key", Key(loader))
+        share_key(loader, keys.setdefault(self, Key(loader)))
         return loader
 
     return get_torch_dataloader

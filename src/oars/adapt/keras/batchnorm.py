@@ -37,10 +37,10 @@ def moments(wire: Any) -> Any:
                 values = ops.where(valid, inputs, 0)
                 count = ops.sum(ops.cast(valid, inputs.dtype), axes) * there
             mean = ops.sum(values, axes) * there / ops.maximum(count, 1.0)
-            apart = inputs - ops.reshape(mean, kept)
-            apart = ops.square(apart if mask is None else ops.where(valid, apart, 0))
-            told = wire.every(ops.stack([count, mean, ops.sum(apart, axes) * there]))
-            counts, means, sums = ops.unstack(told, axis=1)
+            deviation = inputs - ops.reshape(mean, kept)
+            deviation = ops.square(deviation if mask is None else ops.where(valid, deviation, 0))
+            gathered = wire.every(ops.stack([count, mean, ops.sum(deviation, axes) * there]))
+            counts, means, sums = ops.unstack(gathered, axis=1)
             every = ops.sum(counts, 0)
             every = ops.maximum(every, 1.0) if mask is None else every + backend.epsilon()
             mean = ops.sum(counts * means, 0) / every

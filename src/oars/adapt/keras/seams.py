@@ -92,7 +92,7 @@ def install(backend: str, many: bool, plan: Plan) -> None:
         if SEPARATE in modes:
             from oars.adapt.keras import async_torch
 
-            separate = async_torch.Apart()
+            separate = async_torch.Separate()
         seams = torch()
     patching.install(seams, modes)
     if separate is not None:

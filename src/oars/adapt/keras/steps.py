@@ -20,7 +20,7 @@ from oars import runfolder
 from oars.adapt.meet import meet
 
 _models: list[Any] = []
-_apart: Any = None  # --sync local
+_separate: Any = None  # --sync local
 _checked = 0
 _loss = 0.0  # of the last batch
 _SOME = 1024  # numbers
@@ -28,8 +28,8 @@ _SOME = 1024  # numbers
 
 def begin(separate: Any) -> None:
     """Steps are those of ``separate`` training, unless it is None."""
-    global _apart
-    _apart = separate
+    global _separate
+    _separate = separate
     if os.environ.get("OARS_DIGEST"):
         atexit.register(digest)
 
@@ -57,7 +57,8 @@ def _counted(model: Any, function: Any, backend: str) -> Any:
         data = _Seen(args[-1], backend != "torch") if hasattr(args[-1], "__next__") else args[-1]
         meet.fitting = True
         try:
-            out = function(*args[:-1], data) if _apart is None else _apart.step(model, function, (*args[:-1], data))
+            given = (*args[:-1], data)
+            out = function(*given) if _separate is None else _separate.step(model, function, given)
         finally:
             meet.fitting = False
         logs = out[0] if backend == "jax" else out
@@ -111,8 +112,8 @@ def _check(data: Any) -> None:
             flat = np.asarray(leaf).reshape(-1)
             some = flat if every else flat[:: max(1, flat.size // _SOME)]
             mine = zlib.crc32(repr(some.tolist()).encode() if some.dtype == object else some.tobytes(), mine)
-    if _apart is not None:
-        _apart.saw(mine)
+    if _separate is not None:
+        _separate.saw(mine)
         return
     batch, loss = meet.world.broadcast(lambda: (mine, _loss))  # the loss to rounding: ranks may have unlike processors
     if batch != mine:
@@ -177,7 +178,9 @@ def own_loader(inner: Any) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
     @functools.wraps(inner)
     def init(self: Any, dataloader: Any) -> None:
-        dataloader._oars_apart = True
+        from oars.adapt.torch.batches.reading import keep_apart
+
+        keep_apart(dataloader)
         inner(self, dataloader)
 
     return init

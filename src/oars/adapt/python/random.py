@@ -52,6 +52,8 @@ _seed = 0
 _rank = 0
 _script_seeds: dict[str, Any] = {}  # what the script itself last seeded "python" and "numpy" with
 _inside = 0  # depth of Private blocks
+_seeded = 0  # how often the script has seeded a stream (PyTorch's: while own samples were read)
+_starting = False  # a private stream is being seeded
 _collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
@@ -230,7 +232,19 @@ def inside() -> bool:
     return _inside > 0
 
 
+def seeds() -> tuple[Any, ...]:
+    """How often the script has seeded streams, and PyTorch's seed."""
+    return _seeded, _torch_seed()
+
+
+def _torch_seed() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.initial_seed() if torch is not None else None
+
+
 def _remember(kind: str, given: Any) -> None:
+    global _seeded
+    _seeded += not _starting
     if given is not None and not _inside:
         _script_seeds[kind] = given
 
@@ -286,6 +300,7 @@ class Private:
         self._started: dict[str, Any] = {}
         self._common: dict[str, Any] = {}
         self._streams: list[tuple[str, Any]] = []
+        self._seed_before: Any = None
 
     def standing(self) -> dict[str, Any]:
         """Where this rank's own streams stand, for a snapshot."""
@@ -297,7 +312,7 @@ class Private:
         self._drawn_from = set(standing["drawn"])
 
     def __enter__(self) -> Private:
-        global _inside
+        global _inside, _starting
         _inside += 1
         if _inside > 1:
             return self
@@ -307,17 +322,21 @@ class Private:
         for name, stream in self._streams:
             self._common[name] = stream.get_state()
             if self.fresh(name, stream.script_seed()):
+                _starting = True
                 stream.seed(self._start(name))
+                _starting = False
                 self._own[name] = stream.get_state()
             else:
                 stream.set_state(self._own[name])
+        self._seed_before = _torch_seed()
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _inside
+        global _inside, _seeded
         _inside -= 1
         if _inside:
             return
+        _seeded += _torch_seed() != self._seed_before
         for name, stream in self._streams:
             state = stream.get_state()
             if name not in self._drawn_from and not _same(state, self._own[name]):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random as of_python
+import signal
 import tempfile
+import threading
 import time
 import uuid
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from oars.adapt.python import clock, figures, patching, random
+from oars.adapt.python import clock, figures, patching, random, signals
 from oars.adapt.python.imports import when_imported
 from oars.adapt.python.patching import Seam, instead
 from oars.plan import Plan
@@ -82,9 +87,43 @@ def _torch(torch: Any) -> None:
 def install_clock(world: World | None, played: bool) -> None:
     """One clock for all ranks of ``world`` (None: each has its own); a script that is ``played`` does not sleep."""
     random.watch_collector()
-    patching.install(tuple(Seam(time, name, (clock.agreed(name, world),)) for name in clock.NAMES), _EVERY)
-    if played:
-        patching.install((Seam(time, "sleep", (clock.sleep,)),), _EVERY)
+    now = clock.now(world)
+    patching.install((
+        *(Seam(time, name, (clock.agreed(name, world),)) for name in clock.NAMES),
+        *(Seam(time, name, (clock.at_present(name, now),)) for name in clock.PRESENT),
+    ), _EVERY)
+    for name, method in clock.datetimes(now).items():
+        patching.put_in_type(datetime.datetime, name, method)
+    if played or world is not None:
+        patching.install((Seam(time, "sleep", (clock.sleep(world, played),)),), _EVERY)
+    if world is None:
+        return
+    used = clock.of_the_first(world)
+    patching.install((
+        Seam(os, "times", (used,)),
+        Seam(time, "thread_time thread_time_ns process_time_ns", (used,)),
+    ), _EVERY)
+    when_imported("resource", lambda resource: patching.install((Seam(resource, "getrusage", (used,)),), _EVERY))
+
+
+HANDLERS = (
+    Seam(signal, "signal", (signals.handlers,)),
+    Seam(signal, "getsignal", (signals.known_handlers,)),
+)
+SIGNALS = (
+    Seam(signal, "raise_signal", (signals.raised,)),
+    Seam(os, "kill", (signals.killed,)),
+    Seam(signal, "alarm", (signals.alarms,)),
+    Seam(signal, "setitimer", (signals.interval_timers,)),
+    Seam(threading.Timer, "start", (signals.timer_started,)),
+    Seam(threading.Timer, "run", (signals.timer_run,)),
+)
+
+
+def install_signals(world: World | None, folder: Path, voice: Callable[[], bool], alone: bool) -> None:
+    """What sets handlers and timers; on one rank (``alone``) only so that the command knows of handlers."""
+    signals.signals.attach(world, folder, voice, alone)
+    patching.install(HANDLERS + SIGNALS if world is not None else HANDLERS, _EVERY)
 
 
 def install_figures(world: World) -> None:

@@ -152,8 +152,8 @@ class Reader(iterator_ops.OwnedIterator):
             self._iterator_resource  # noqa: B018 (a checkpoint will want it)
 
     def _next_internal(self) -> Any:
-        apart = not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread()
-        if "_iterator_resource" in self.__dict__ or apart:
+        elsewhere = not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread()
+        if "_iterator_resource" in self.__dict__ or elsewhere:
             return super()._next_internal()
         self.begin()
         self._given = True

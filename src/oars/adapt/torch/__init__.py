@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oars import runfolder
+from oars.adapt.python.signals import signals
 from oars.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,14 +25,16 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
     from oars.adapt.torch.context import ctx
 
     ctx.record, ctx.plan = record, plan
+    ctx.begin()
     modes = set()
     gradients: Any = None
     if world is not None:
         ctx.join(world)
         from oars.adapt.python.random import Private
+        from oars.adapt.torch import guard
         from oars.adapt.torch.backward.gradients import Gradients
         from oars.adapt.torch.recovery import lineage
-        from oars.adapt.torch.rows import distributions, layers, losses, shapes  # noqa: F401  (each registers its rules)
+        from oars.adapt.torch.rows import distributions, layers, losses, reshapes, shapes  # noqa: F401, E501  (each registers its rules)
 
         ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
         record.polls = True
@@ -45,6 +48,10 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
             modes |= {seams.ASYNC, seams.SERVER} if plan.sync == "server" else {seams.ASYNC}
         else:
             gradients = ctx.gradients = Gradients()
+            signals.begin()
+            if plan.guard != guard.OFF:
+                ctx.guard = guard.Guard(plan.guard == guard.HEAL, plan.guard_every)
+            record.at_end = _at_end
     if plan.snapshot is not None:
         from oars.adapt.torch.replay.snapshots import Snapshots
 
@@ -57,3 +64,13 @@ def install(world: World | None, plan: Plan, record: Any) -> None:
             ctx.snapshots.play(plan.joining, [])
         elif plan.resume:
             ctx.snapshots.play(*read(record.folder / runfolder.SNAPSHOTS / plan.resume))
+
+
+def _at_end() -> None:
+    """All ranks have come to the script's good end."""
+    from oars.adapt.torch.context import ctx
+
+    if ctx.world.broadcast(lambda: signals.due):
+        signals.deliver()
+    if ctx.guard is not None:
+        ctx.guard.check("the script's end")

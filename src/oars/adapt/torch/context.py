@@ -1,14 +1,19 @@
 """What every part of the PyTorch adapter shares: the ranks, the record, and where in the script we are.
 
 One object, ``ctx``, filled by ``install``. A rank runs the script in one thread (backward may run in PyTorch's own
-threads, one at a time), so plain attributes are enough.
+threads, one at a time), so plain attributes are enough. But for what says whether ranks are *in step* (``Here``): in
+other threads of the script's, in forked children and while own samples are read they are not, and everything is plain
+PyTorch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from oars.adapt.python.random import Private
     from oars.adapt.torch.async_modes.phases import Phases
     from oars.adapt.torch.backward.gradients import Gradients
+    from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.replay.snapshots import Snapshots
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
@@ -63,6 +69,20 @@ class Split:
         self.empty = empty  # this rank has no rows and computes on a stand-in row whose result is dropped
 
 
+class Here(threading.local):
+    """What holds in one thread: at first, what holds in any but the main one (see ``begin``)."""
+
+    def __init__(self) -> None:
+        # Whether all ranks run what runs now, so that they can meet. Autograd's own threads, which Python has not
+        # started, work for the main one.
+        self.in_step = isinstance(threading.current_thread(), threading._DummyThread)
+        self.plain = True
+        self.split: Split | None = None
+
+
+_here = Here()
+
+
 class Context:
     """See the module's docstring; ``ctx`` is the only instance."""
 
@@ -70,6 +90,7 @@ class Context:
     gradients: Gradients  # the leaves of all graphs, and the exchange of their gradients
     perform: Callable[..., Any]  # ``recovery.lineage.perform``: does an operation, again if a rank is lost on the way
     private: Private  # the random streams that are this rank's own: what reading samples draws from
+    guard: Guard | None = None  # compares the ranks' weights (--guard)
     # With --sync local, gossip or server:
     phases: Phases  # when ranks train on their own, and where they meet
     # With snapshots:
@@ -77,6 +98,7 @@ class Context:
 
     def __init__(self) -> None:
         self.world: Any = None
+        self.pid = os.getpid()
         self.record: Any = None
         self.plan = Plan()
         self.rank = 0
@@ -91,8 +113,6 @@ class Context:
         self.again = False  # ... which is being done again, for rows that were lost
         self.going_back = False  # inside a backward of the script's
         self.spoilt = False  # a rank was lost during this backward: it goes on without messages, then is done again
-        self.plain = False  # inside a split call or a backward: module calls and losses pass straight through
-        self.split: Split | None = None
         self.depth = 0  # module calls under way whose tensors are rows (or which run replicated)
         self.samples = 0  # handed out by loaders since the last step
         self.optimizer_of: Any = WeakTensorKeyDictionary()  # parameter -> its optimizer's number
@@ -106,6 +126,47 @@ class Context:
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.mode, self.marked = 0, 0  # a bit for each module that is not in the mode it was made in; bits so far
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
+        self.performed = 0  # operations of the script's on rows, and calls of modules
+        self.operations = 0  # the same, those inside of modules too
+        self.place: Any = None  # the one under way, by these numbers
+        self.drawn: Any = None  # where the random streams stood before it
+
+    @property
+    def plain(self) -> bool:
+        """Inside a split call or a backward, or not in step: module calls and losses pass straight through."""
+        return _here.plain
+
+    @plain.setter
+    def plain(self, value: bool) -> None:
+        _here.plain = value
+
+    @property
+    def split(self) -> Split | None:
+        """The split call under way."""
+        return _here.split
+
+    @split.setter
+    def split(self, value: Split | None) -> None:
+        _here.split = value
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks run what runs now. If not, nothing is cut, and nothing sent."""
+        return _here.in_step
+
+    @contextmanager
+    def out_of_step(self, why: str = "") -> Iterator[None]:
+        """What is done in here is plain PyTorch; with a ``why`` (while …) this rank's own, and it meets no others."""
+        before = _here.in_step, _here.plain, _here.split
+        reading = self.world.reading
+        _here.in_step, _here.plain, _here.split = False, True, None
+        if why:
+            self.world.reading = why
+        try:
+            yield
+        finally:
+            self.world.reading = reading
+            _here.in_step, _here.plain, _here.split = before
 
     def join(self, world: Any) -> None:
         """This process is a rank of ``world``."""
@@ -113,6 +174,14 @@ class Context:
         self.era, self.members = world.era, world.members
         world.adopt()
         world.phase = self.phase
+        world.place, world.site = lambda: self.place, site
+        if self.plan.sync == "allreduce":  # ranks that train on their own meet where they happen to be
+            world.line = line
+
+    def begin(self) -> None:
+        """This thread of this process runs the script."""
+        _here.in_step, _here.plain = True, False
+        os.register_at_fork(after_in_child=_forked)
 
     def nccl(self) -> Any:
         """How CUDA tensors cross, or None where ranks share GPUs, or code them: then they go through the host."""
@@ -156,6 +225,11 @@ class Context:
         """Tell every trace under way that something other than row-by-row work happened."""
         for trace in self.traces:
             trace.events.append(event)
+
+
+def _forked() -> None:
+    """This is a child: no rank."""
+    _here.in_step, _here.plain, _here.split = False, True, None
 
 
 ctx = Context()
@@ -220,6 +294,11 @@ def mine(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     return x.narrow(dim, *own(offsets))
 
 
+def in_script_thread() -> bool:
+    """Whether this is a thread of the script's, in a rank."""
+    return threading.current_thread() is not threading.main_thread() and os.getpid() == ctx.pid
+
+
 _OURS = tuple(os.path.join(folder, "") for folder in (
     os.path.dirname(torch.__file__), os.path.abspath(os.path.join(__file__, *[os.pardir] * 3))))
 
@@ -227,6 +306,25 @@ _OURS = tuple(os.path.join(folder, "") for folder in (
 def of_the_script(file: str) -> bool:
     """Whether code of this file is the script's, not PyTorch's nor ours."""
     return not file.startswith(_OURS)
+
+
+_codes: dict[Any, int] = {}  # of functions: 0 if they are PyTorch's or ours, else a hash of where they stand
+
+
+def line() -> int:
+    """A hash of the user's line that is running now, the same on all ranks that are there."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        known = _codes.get(code)
+        if known is None:
+            name = code.co_filename
+            known = _codes[code] = zlib.crc32(f"{os.path.basename(name)} {code.co_firstlineno}".encode()) | 1 if (
+                of_the_script(name) and not name.startswith("<")) else 0
+        if known:
+            return known ^ frame.f_lasti
+        frame = frame.f_back
+    return 0
 
 
 def site() -> str:

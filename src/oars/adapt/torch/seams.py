@@ -13,6 +13,13 @@ compiler (``lazy_dynamo.py``).
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import multiprocessing.pool
+import multiprocessing.process
+import multiprocessing.queues
+import queue
+import threading
 from collections.abc import Set
 from typing import Any
 
@@ -30,6 +37,19 @@ from oars.adapt.python.patching import Layer, Mode, Only, Seam, compose, instead
 from oars.adapt.torch import lazy_dynamo, step_log
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import reads, recorder
+
+
+def aside(own: Any) -> Layer:
+    """Outermost: where ranks are not in step (a thread of the script's, a data set that trains) it is PyTorch's own."""
+    def layer(inner: Any) -> Any:
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (inner if ctx.in_step else own)(*args, **kwargs)
+
+        return call
+
+    return layer
+
 
 RECORDED = Mode("recorded")
 ASYNC = Mode("async")
@@ -84,10 +104,12 @@ STEP_OF_ONE_RANK: Layers = (RECORDED(recorder.step),)
 def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     """The table of several ranks; the layers around an optimizer's step and its hooks; those around the step alone.
     (One rank need not import what is named here.)"""
+    from oars.adapt.torch import guard
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
     from oars.adapt.torch.batches import loaders
     from oars.adapt.torch.model import batchnorm, call, custom_functions, dropout
+    from oars.adapt.torch.rows import leaving, tensor
 
     hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
     seams = (
@@ -95,11 +117,13 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(nn.Module, "__call__",
              (RECORDED(recorder.module_call), ASYNC(phases.module_call), instead(call.module_call))),
         Seam(DataLoader, "__iter__",
-             (RECORDED(recorder.loader_iter), ASYNC(phases.meets_at(phases.LOADER)), instead(loaders.loader_iter))),
+             (aside(DataLoader.__iter__), RECORDED(recorder.loader_iter), ASYNC(phases.meets_at(phases.LOADER)),
+              instead(loaders.loader_iter))),
         Seam(_Iter, "__next__",
              (RECORDED(recorder.iter_next), ASYNC(phases.iter_next), step_log.timed_next, instead(loaders.iter_next))),
         Seam(torch.autograd, "backward",
-             (RECORDED(recorder.backward), step_log.timed_backward, instead(ctx.gradients.backward))),
+             (aside(gradients.backward_aside), RECORDED(recorder.backward), step_log.timed_backward,
+              instead(ctx.gradients.backward))),
         Seam(Optimizer, "add_param_group", (ASYNC(phases.add_param_group), step_log.add_param_group)),
         # models
         Seam(nn.Module, "__setattr__", (instead(call.setattr_),)),
@@ -122,6 +146,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.jit, "save", (ASYNC(weight_reads.of_modules),)),
         Seam(torch.export, "export", (ASYNC(weight_reads.of_modules),)),
         # loaders
+        Seam(DataLoader, "check_worker_number_rationality", (loaders.worker_number,)),
         Seam(DataLoader, "__len__", (instead(loaders.loader_len),)),
         Seam(_Iter, "__init__", (instead(loaders.iter_init),)),
         Seam(_Iter, "_reset", (instead(loaders.iter_reset),)),
@@ -129,9 +154,19 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(dataloader._MultiProcessingDataLoaderIter, "__init__", (instead(loaders.workers_init),)),
         Seam(_utils.fetch._MapDatasetFetcher, "fetch", (instead(loaders.fetch),)),
         Seam(_utils.worker, "ManagerWatchdog", (instead(loaders.Watchdog),)),
+        # rows that leave the main thread
+        Seam(threading.Thread, "start", (leaving.started,)),
+        Seam(multiprocessing.process.BaseProcess, "start", (leaving.started,)),
+        Seam(queue.Queue, "put", (leaving.given_away,)),
+        Seam(multiprocessing.queues.Queue, "put", (leaving.given_away,)),
+        Seam(concurrent.futures.ThreadPoolExecutor, "submit", (leaving.given_away,)),
+        Seam(concurrent.futures.ProcessPoolExecutor, "submit", (leaving.given_away,)),
+        Seam(multiprocessing.pool.Pool, "apply_async map_async starmap_async imap imap_unordered map starmap",
+             (leaving.given_away,)),
         # gradients
         Seam(nn.Parameter, "__new__", (staticmethod, gradients.parameter_new)),
-        Seam(torch.autograd, "grad", (RECORDED(recorder.grad), instead(ctx.gradients.grad))),
+        Seam(torch.autograd, "grad",
+             (aside(torch.autograd.grad), RECORDED(recorder.grad), instead(ctx.gradients.grad))),
         Seam(torch.Tensor, "register_hook", (instead(grad_hooks.register_hook),)),
         Seam(torch.Tensor, "retain_grad", (instead(grad_hooks.retain_grad),)),
         Seam(torch.Tensor, "register_post_accumulate_grad_hook",
@@ -142,10 +177,12 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.Tensor, "cpu", (ASYNC(weight_reads.of_tensor),)),
         Seam(nn.Parameter, "__repr__ __deepcopy__ __reduce_ex__", (ASYNC(weight_reads.of_tensor),)),
         Seam(nn.Module, "state_dict", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
-        Seam(torch, "save", (ASYNC(phases.meets_at(phases.WEIGHTS)),)),
+        Seam(torch.utils.dlpack, "to_dlpack", (tensor.to_dlpack,)),
+        Seam(torch, "to_dlpack", (tensor.to_dlpack,)),
+        Seam(torch, "save", (guard.saving, ASYNC(phases.meets_at(phases.WEIGHTS)),)),
         Seam(Optimizer, "state_dict", (SERVER(phases.meets_at(phases.WEIGHTS)),)),
-        Seam(nn.Module, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
-        Seam(Optimizer, "load_state_dict", (SERVER(phases.meets_at(phases.EVALUATION)),)),
+        Seam(nn.Module, "load_state_dict", (guard.loading, SERVER(phases.meets_at(phases.EVALUATION)),)),
+        Seam(Optimizer, "load_state_dict", (guard.loading, SERVER(phases.meets_at(phases.EVALUATION)),)),
         *_distributed(),
     )
     return seams, (RECORDED(recorder.step_and_hooks), step_log.step_unless_lost), (
@@ -177,7 +214,7 @@ def install(modes: Set[Mode]) -> None:
     patching.put(torch, "vmap", torch.func.vmap)
     with_hooks: Any = Optimizer.profile_hook_step  # makes of a step one with its hooks
     patching.put(Optimizer, "profile_hook_step", staticmethod(
-        lambda step: compose(around, with_hooks(compose(inside, step, modes)), modes)))
+        lambda step: aside(with_hooks(step))(compose(around, with_hooks(compose(inside, step, modes)), modes))))
     register_optimizer_step_pre_hook(step_log.before_step)
     register_optimizer_step_post_hook(step_log.after_step)
     if ASYNC in modes:

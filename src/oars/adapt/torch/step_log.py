@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import weakref
+from collections import UserDict
 from collections.abc import Callable
 from time import thread_time
 from typing import Any
@@ -52,6 +53,8 @@ def begin() -> None:
 
 def before_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook before every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
         if ctx.gradients.pending:
@@ -61,6 +64,8 @@ def before_step(optimizer: Any, args: object, kwargs: object) -> None:
 
 def after_step(optimizer: Any, args: object, kwargs: object) -> None:
     """A hook behind every optimizer's step."""
+    if not ctx.in_step:
+        return
     ctx.record.times.mark("update")
     loss = _loss
     if ctx.world is not None:
@@ -153,8 +158,8 @@ def noting_next(inner: Callable[..., Any]) -> Any:
     def next_(self: Any) -> Any:
         data = inner(self)
         first = data
-        while isinstance(first, (list, tuple, dict)) and first:
-            first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+        while isinstance(first, (list, tuple, dict, UserDict)) and first:
+            first = next(iter(first.values())) if isinstance(first, (dict, UserDict)) else first[0]
         ctx.samples += len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
         return data
 

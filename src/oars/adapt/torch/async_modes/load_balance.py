@@ -1,4 +1,4 @@
-"""Of a batch that ranks train on apart from each other: what a rank takes for the whole, and how much of it is its."""
+"""Of a batch that ranks train on separately: what a rank takes for the whole, and how much of it is its."""
 
 from __future__ import annotations
 

@@ -17,13 +17,14 @@ from oars.adapt.python import patching
 from oars.adapt.torch.backward.gradients import Gradients
 from oars.adapt.torch.batches import loaders
 from oars.adapt.torch.batches.collate import Cut
+from oars.adapt.torch.batches.reading import Key, reading
 from oars.adapt.torch.context import Offsets, ctx, offsets_of, on_every_rank
 
 
 class Batch:
     """A batch as it was handed out: who has which samples of it."""
 
-    def __init__(self, loader: loaders.Key, place: tuple[int, int], cut: Cut, again: list) -> None:
+    def __init__(self, loader: Key, place: tuple[int, int], cut: Cut, again: list) -> None:
         self.loader, self.place, self.again = loader, place, again  # the samples in it that were owed
         self.indices = cut.indices
         self.split = not on_every_rank(len(cut.indices))
@@ -43,10 +44,10 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: dict[loaders.Key, list] = {}  # also if the loader is gone: what it owes is told at the end
+        self._owes: dict[Key, list] = {}  # also if the loader is gone: what it owes is told at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
-        self.settled = 0  # averages so far
+        self.averages = 0  # averages so far
         self.rows = 0  # learnt from by this rank since the last average
         self._taken = (0, 0)  # batches, and rows of them, learnt from since it was last asked
         self.unknown = 0  # rows of the batch that the script trains on, if it is no loader's
@@ -57,7 +58,8 @@ class Owed:
 
     def batch(self, iterator: Any, data: Any, cut: Cut) -> Any:
         """A loader's global batch, and what is owed with it."""
-        loader, place = iterator._oars_loader, iterator._oars_place
+        here = reading(iterator)
+        loader, place = here.loader, here.place
         self._last, self.fresh = place[0], place[0] not in self._passes
         owed = self._owes.get(loader, [])
         again: list = []
@@ -108,7 +110,7 @@ class Owed:
                 self._owes.setdefault(batch.loader, []).extend(batch.again)
         self._handed.clear()
 
-    def settle(self) -> None:
+    def averaged(self) -> None:
         """All ranks' work since the last average is in everybody's weights now."""
         self._gone.clear()
         if loaders._LEDGER and self._since:
@@ -116,7 +118,7 @@ class Owed:
                 (*b.place, len(b.indices), b.era, [s for part in b.samples.values() for s in part])
                 for b in self._since])
         self._since.clear()
-        self.rows, self._unknown, self.settled = 0, 0, self.settled + 1
+        self.rows, self._unknown, self.averages = 0, 0, self.averages + 1
 
     def taken(self) -> tuple[int, int]:
         """Batches, and rows of them, that this rank has learnt from since this was last asked."""
@@ -148,7 +150,7 @@ class Owed:
 
 
 class OwnGradients(Gradients):
-    """While ranks are apart, gradients stay each rank's own."""
+    """While ranks train separately, gradients stay each rank's own."""
 
     owed: Owed
 

@@ -1,6 +1,6 @@
 """Ranks on their own: what ``--sync local``, ``gossip`` and ``server`` make of a script (docs/sync.md).
 
-A model that is called with gradients is *training*: from there on ranks are *apart*. The script still sees global
+A model that is called with gradients is *training*: from there on ranks train separately. The script still sees global
 batches of which a rank holds its rows, but work that mixes rows asks nobody: what this rank has is taken for its share
 of the whole (times N), so the loss and the gradients are its own estimate of the global ones, and nobody waits. A
 model that is called without gradients is *evaluated*: the ranks meet, take the mean of their weights, and all that
@@ -8,9 +8,9 @@ follows is exact, as under allreduce, until the next training call. So they do w
 does behind its loop, it does with the averaged weights, whatever it is. They meet as well every K steps (``local``),
 where weights are read (``copies.py``), where a loader begins, and at the end.
 
-Ranks that are apart read different values and could take different branches. So at every meeting each says where in the
-script it is. One whose loop was shorter takes part in the others' averages until they come to where it waits. Ranks
-that come to different places have parted: the run ends, and says so.
+Ranks that train separately read different values and could take different branches. So at every meeting each says
+where in the script it is. One whose loop was shorter takes part in the others' averages until they come to where it
+waits. Ranks that come to different places are out of step: the run ends, and says so.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class Phases:
         on one goes on all, and until the next average no other does."""
         self.held.clear()
         self.held.extend(self.rounds)
-        told = ctx.world.allgather([round_.number for round_ in self.rounds.values()])
+        gathered = ctx.world.allgather([round_.number for round_ in self.rounds.values()])
         for optimizer in self.held:
-            if any(self.rounds[optimizer].number not in of for of in told):
+            if any(self.rounds[optimizer].number not in of for of in gathered):
                 del self.rounds[optimizer]
         self.held[:] = self.rounds
 
@@ -251,18 +251,18 @@ class Phases:
     def _met(self, place: int, of: int, pace: tuple[int, int, int]) -> bool:
         """One meeting; whether all had come for the same."""
         rates = zlib.crc32(repr(self._rates()).encode())
-        told = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps,
+        gathered = self.exact.agree(np.array([place, of, self.moved, ctx.record.interrupted, rates, ctx.record.steps,
                                           self.owed.rows, self.pace.worth(self.every), *pace]))
-        at, same = told[:, 0], bool((told[:, :2] == told[0, :2]).all())
+        at, same = gathered[:, 0], bool((gathered[:, :2] == gathered[0, :2]).all())
         passing = (at == STEP) | (at == NOTICE)
         if ctx.world.era != ctx.era:  # only where ranks are loose
             gathering = place > NOTICE and bool((at == place).all())
-            if not (same or gathering) or (place == NOTICE and (told[:, 5] != told[0, 5]).any()):
+            if not (same or gathering) or (place == NOTICE and (gathered[:, 5] != gathered[0, 5]).any()):
                 if not passing.any():
                     if not (at == PASS).any():
-                        self._parted(told)
+                        self._parted(gathered)
                     return place == PASS  # on to where the others wait
-                return place == NOTICE and bool((at != NOTICE).any() or (told[:, 5] > ctx.record.steps).any())
+                return place == NOTICE and bool((at != NOTICE).any() or (gathered[:, 5] > ctx.record.steps).any())
             self._renew()
             if self.servers is not None:
                 self.servers.together()
@@ -270,21 +270,21 @@ class Phases:
                 raise RankLost
         elif same and self.servers is not None:
             self.servers.together()
-        if same and (told[:, 4] != rates).any():
+        if same and (gathered[:, 4] != rates).any():
             self._same_rates()
         if passing.any() and (at <= NOTICE).all():
-            self._pass(told[at == STEP], told)
+            self._pass(gathered[at == STEP], gathered)
         elif not same and not ((at == PASS).any() and (at < NOTICE).all()):
-            self._parted(told)
-        elif told[:, 2].any() and (not same or place in (EVALUATION, WEIGHTS, END, PASS)):
-            self._average_all(told[:, 6])
-        if same and place <= NOTICE and (told[:, 5] == ctx.record.steps).all():
-            self.pace.share(told[:, 8:].tolist())
+            self._parted(gathered)
+        elif gathered[:, 2].any() and (not same or place in (EVALUATION, WEIGHTS, END, PASS)):
+            self._average_all(gathered[:, 6])
+        if same and place <= NOTICE and (gathered[:, 5] == ctx.record.steps).all():
+            self.pace.share(gathered[:, 8:].tolist())
             if self.auto and place == STEP:
-                self.every = int(told[:, 7].max())
+                self.every = int(gathered[:, 7].max())
         if same and place in (EVALUATION, PASS):
             self._unite()
-        if told[:, 3].any():
+        if gathered[:, 3].any():
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
         return place in (STEP, NOTICE) or same or (place == PASS and not passing.any())
 
@@ -296,16 +296,16 @@ class Phases:
             self._parted(told)
         self.pace.averages()
         self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), told[:, 6])
-        self.owed.settle()
+        self.owed.averaged()
         self.pace.averaged()
 
     def _renew(self) -> None:
         """All ranks that are left stand at one place: from here on batches are cut for them."""
-        told: dict[int, int] = {}
+        details: dict[int, int] = {}
         for heard in ctx.world.allgather((self.talks or self.servers).heard):  # type: ignore[union-attr]
-            told.update({m: max(n, told.get(m, 0)) for m, n in heard.items()})
+            details.update({m: max(n, details.get(m, 0)) for m, n in heard.items()})
         lineage.renew()
-        self.owed.mourn(told)
+        self.owed.mourn(details)
 
     def _average(self, optimizer: Optimizer, rows: np.ndarray) -> None:
         """One optimizer's weights: from every rank's own to those all go on from, by the ``rows`` each has learnt."""
@@ -347,13 +347,13 @@ class Phases:
         else:
             self._average_weights(rows)
         moving = calls.moving_buffers()
-        told = ctx.world.allgather({number: moved for number, (_, moved) in moving.items()})
-        of_all = sorted(set(moving).intersection(*told))
+        gathered = ctx.world.allgather({number: moved for number, (_, moved) in moving.items()})
+        of_all = sorted(set(moving).intersection(*gathered))
         rest = Weights(list({id(b): b for number in of_all for i, b in enumerate(moving[number][0])
-                             if any(i in of[number] for of in told)}.values()))
+                             if any(i in of[number] for of in gathered)}.values()))
         if rest.tensors:
             self._average_exactly(rest)
-        self.owed.settle()
+        self.owed.averaged()
         self.moved = 0
         if self.talks is not None:
             self.talks.heard.clear()
@@ -372,14 +372,14 @@ class Phases:
 
     def _same_rates(self) -> None:
         """A schedule that goes by a rank's own loss: all take the first rank's."""
-        told = ctx.world.allgather(self._rates())
-        differ = {number for number, groups in told[0].items()
-                  if all(number in of for of in told) and any(of[number] != groups for of in told)}
+        gathered = ctx.world.allgather(self._rates())
+        differ = {number for number, groups in gathered[0].items()
+                  if all(number in of for of in gathered) and any(of[number] != groups for of in gathered)}
         if not differ:
             return
         for optimizer, round_ in self.rounds.items():
             if round_.number in differ:
-                for group, settings in zip(optimizer.param_groups, told[0][round_.number], strict=True):
+                for group, settings in zip(optimizer.param_groups, gathered[0][round_.number], strict=True):
                     group.update(settings)
         ctx.record.notice("the ranks' learning rates had come apart (a schedule goes by each rank's own loss): all "
                           "take the first rank's")

@@ -79,7 +79,7 @@ class Holder:
         """See ``serving.Holder``; so are the others."""
         return self.coding.decode(body)
 
-    def settle(self, settings: bytes) -> None:
+    def configure(self, settings: bytes) -> None:
         for group, new in zip(self.optimizer.param_groups, pickle.loads(settings), strict=True):
             group.update(new)
 

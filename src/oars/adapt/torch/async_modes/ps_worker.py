@@ -1,7 +1,7 @@
 """``--sync server`` in a worker: ``step()`` pushes gradients to the servers, and weights come back.
 
-While ranks are apart the servers hold the weights and the optimizer's state. When ranks part, the first worker hands
-them out; where ranks meet to evaluate, to save or to end, they come home: so whatever a script does there to its
+While ranks train separately, the servers hold the weights and the optimizer's state. When ranks part, the first worker
+hands them out; where ranks meet to evaluate, to save or to end, they come home: so whatever a script does there to its
 weights or its optimizer counts. In between, ``step()`` makes no step here: it pushes the gradients. Where the bound on
 staleness is above 0, the weights that come back are waited for only when a model is called next.
 """
@@ -178,7 +178,7 @@ class Servers:
         settings = pickle.dumps(settings_of(optimizer))
         news = settings if settings != served.told else b""
         served.told = settings
-        learnt = self._owed.settled << 32 | self._owed.count()
+        learnt = self._owed.averages << 32 | self._owed.count()
         with torch.no_grad():
             for shard in served.shards:
                 gradients = [None if (g := served.tensors[p.tensor].grad) is None
@@ -261,7 +261,7 @@ class Servers:
         for i in range(len(living)):
             self._desk.ask(Shard((-1, i), [], [*living[i:], *living[:i]]), head(ASK), NOTHING)
         told = merge([message.body for message in self._answers().values()])
-        return {worker: n & 0xFFFFFFFF for worker, n in told.items() if n >> 32 == self._owed.settled}
+        return {worker: n & 0xFFFFFFFF for worker, n in told.items() if n >> 32 == self._owed.averages}
 
     def _end(self) -> NoReturn:
         refuse("a server died, and nobody has a copy of what it held: the run ends"

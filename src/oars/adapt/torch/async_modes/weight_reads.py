@@ -74,7 +74,7 @@ def of_state(optimizer: Optimizer) -> dict[Any, torch.Tensor]:
 
 def unlike(tensors: dict[Any, torch.Tensor]) -> Weights:
     """Those of these tensors that all ranks have, but not the same, to the bit."""
-    told = ctx.world.allgather({key: digest_of(t) for key, t in tensors.items() if not is_lazy(t) and not t.is_meta
+    gathered = ctx.world.allgather({key: digest_of(t) for key, t in tensors.items() if not is_lazy(t) and not t.is_meta
                                 and t.layout is torch.strided and (t.is_floating_point() or t.is_complex())})
-    return Weights([t for key, t in tensors.items() if all(key in of for of in told)
-                    and any(of[key] != told[0][key] for of in told)])
+    return Weights([t for key, t in tensors.items() if all(key in of for of in gathered)
+                    and any(of[key] != gathered[0][key] for of in gathered)])

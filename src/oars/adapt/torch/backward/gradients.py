@@ -7,6 +7,7 @@ pattern is known; whoever reads ``.grad`` before gets it exchanged first.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -18,17 +19,20 @@ from torch.utils._pytree import tree_leaves
 from oars import debug
 from oars.adapt.python import patching
 from oars.adapt.python.clock import perf_counter
+from oars.adapt.python.signals import signals
 from oars.adapt.torch.backward import grad_hooks
 from oars.adapt.torch.backward.flat_buffers import Plan
-from oars.adapt.torch.context import ctx
+from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.backward_pass import Pass, local_root
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.looks import together
 from oars.adapt.torch.rows.tensor import Rows
 from oars.adapt.torch.step_log import write_ledger
 from oars.engine import Astray
+from oars.engine.dissent import PARTED, Whole
 from oars.engine.world import RankLost
 from oars.exchange.compressed import exchange_by
 
@@ -49,13 +53,14 @@ class Gradients:
         self.pending: dict[int, torch.Tensor] = {}  # put-off ones
         self.plans: dict[tuple, Plan] = {}
         self.running = 0
+        self.begun = 0  # backwards so far
         self.backwards = 0  # since the last optimizer step
         self.pattern: list[int] = []  # how many backwards the last steps had
         self.last_loss: Any = None
         self.passes: list[Pass] = []  # the backwards since the last exchange
         self.watched: Pass | None = None  # the one under way
         self.base: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients there were before them
-        self.interrupt = False
+        self.interrupt = self.signalled = False
         self.passing_over = False  # the next optimizer step is left out
         self.compared = False  # the ranks' weights, at the first exchange
 
@@ -76,9 +81,13 @@ class Gradients:
                 return
             leaf.requires_grad_(True)  # hooks can only be put on leaves that want gradients; frozen ones may thaw
         with torch._C.DisableTorchFunction():  # while a run is played, this would come back as the script's hook
-            register_behind(leaf, self.touched.append)
+            register_behind(leaf, self._touch)
         if not wanted:
             leaf.requires_grad_(False)
+
+    def _touch(self, leaf: torch.Tensor) -> None:
+        if not _aside or threading.get_ident() not in _aside:
+            self.touched.append(leaf)
 
     def enter(self, x: torch.Tensor) -> bool:
         """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank. Whether
@@ -137,27 +146,52 @@ class Gradients:
         here = Pass(rows, inputs, create_graph)
         ctx.spoilt = here.look_from(roots)
         self.passes.append(here)
+        around, self.begun = ctx.place, self.begun + 1
+        ctx.place = f"backward {self.begun}", 0
+        try:
+            self._go_back(here, lambda: _backward(
+                roots, None if grad_tensors is None and not any(s is not None for s in seeds) else seeds, retain_graph,
+                create_graph, None, inputs))
+            self.backwards += 1
+            if ctx.spoilt and not self._go_again():
+                return
+            if before or waited_for or create_graph or not self._more_to_come():
+                exchanged = self.exchange_deferred()
+                grad_hooks.after_exchange(before)
+                if waited_for:
+                    by_serial = {s: ref() for s, ref in self.serials.values()}
+                    grad_hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
+            else:
+                self._put_off()
+        except Whole as all_:
+            self._undo()
+            raise all_.error from None
+        finally:
+            ctx.place = around
+
+    def _go_back(self, here: Pass, work: Any) -> None:
         self.watched = here
         try:
-            self._run(lambda: _backward(roots, None if grad_tensors is None and not any(s is not None for s in seeds)
-                                        else seeds, retain_graph, create_graph, None, inputs))
+            self._run(work)
         except Exception as error:
             if not ctx.spoilt:
-                raise
+                if ctx.separate:
+                    raise
+                self._undo()
+                ctx.world.dissent(error)
             here.broken = f"a backward that did not come to its end ({type(error).__name__}: {error})"
         finally:
             self.watched = None
-        self.backwards += 1
-        if ctx.spoilt and not self._go_again():
-            return
-        if before or waited_for or create_graph or not self._more_to_come():
-            exchanged = self.exchange_deferred()
-            grad_hooks.after_exchange(before)
-            if waited_for:
-                by_serial = {s: ref() for s, ref in self.serials.values()}
-                grad_hooks.run_behind([p for s in exchanged if (p := by_serial[s]) is not None], create_graph)
-        else:
-            self._put_off()
+
+    def _undo(self) -> None:
+        """A backward has failed on some rank: gradients are what they were before it, on all."""
+        if "grad" in torch.Tensor.__dict__:
+            patching.remove(torch.Tensor, "grad")
+        before = {id(p): grad for p, grad in self.base.values()}
+        for p in (*self.touched, *self.pending.values()):
+            p.grad = before.get(id(p))
+        for known in (self.touched, self.pending, self.passes, self.base):
+            known.clear()  # type: ignore[attr-defined]
 
     def _leaves(self) -> list[torch.Tensor]:
         return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
@@ -261,10 +295,15 @@ class Gradients:
             done.clear()  # type: ignore[attr-defined]
         for p, grad in zip(plan.odd(), odd, strict=True):
             p.grad = grad
+        if ctx.guard is not None:
+            ctx.guard.exchanged()
         ctx.world.seconds = inside + perf_counter() - began
         if self.interrupt:
             self.interrupt = False
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop at this step
+        if self.signalled:
+            self.signalled = False
+            signals.deliver()
         return exchanged
 
     def in_order(self) -> list[int]:
@@ -284,7 +323,9 @@ class Gradients:
     def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted, self.compared or plan.values()], np.int64)
+        looked = ctx.guard.look() if ctx.guard is not None else ()
+        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted | signals.due << 1,
+                           self.compared or plan.values(), ctx.world.history, *looked], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
@@ -292,6 +333,8 @@ class Gradients:
             if early and not on_gpu:
                 plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
+            if (headers[:, 4] != header[4]).any():
+                raise Astray(f"oars: the ranks have parted since the last step, before {site()} {PARTED}")
             if (headers[:, 0] != plan.digest).any():
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
@@ -302,6 +345,8 @@ class Gradients:
                              "in another order on each rank (by a set of modules or tensors? use a list), or draws "
                              "them from numbers without a common seed (seed it)")
             self.compared = True
+            if ctx.guard is not None:
+                ctx.guard.compare(headers[:, 5:])
             if on_gpu:
                 _average_on_gpu(gradients)
             elif plan.nbytes:
@@ -311,7 +356,8 @@ class Gradients:
                     exchange.agree(header)
                 exchange.average(plan.spans, plan.shapes, plan.digest)
                 plan.take_out(gradients)
-        self.interrupt |= bool(headers[:, 2].any())
+        self.interrupt |= bool((headers[:, 2] & 1).any())
+        self.signalled |= bool((headers[:, 2] & 2).any())
         if debug.on:
             debug.say(f"exchanged gradients of {len(plan.serials)} tensors, {plan.nbytes} bytes")
         return plan.serials
@@ -345,7 +391,12 @@ class Gradients:
         return ctx.perform(self._grad_of, None, args, kwargs)
 
     def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
-        grads = self._of_rows(args, kwargs)
+        try:
+            grads = self._of_rows(args, kwargs)
+        except (RankLost, Irreplaceable):
+            raise
+        except Exception as error:
+            raise together(error) from None
         if ctx.spoilt:
             ctx.spoilt = False
             raise RankLost
@@ -410,6 +461,21 @@ class _Watched:
 
     def __set__(self, tensor: Any, value: Any) -> None:
         _grad_slot.__set__(tensor, value)
+
+
+_aside: set[int] = set()  # threads in a backward that is not the training's
+
+
+def backward_aside(*args: Any, **kwargs: Any) -> None:
+    """A backward where ranks are not in step: its gradients are nobody else's."""
+    here = threading.get_ident()
+    inside = here in _aside
+    _aside.add(here)
+    try:
+        _backward(*args, **kwargs)
+    finally:
+        if not inside:
+            _aside.discard(here)
 
 
 def parameter_new(inner: Any) -> Any:

@@ -14,7 +14,9 @@ import numbers
 import pickle
 import random
 import types
+import zlib
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,16 +25,25 @@ import torch
 from oars.adapt import files
 from oars.adapt.python import random as random_
 from oars.adapt.python.looking import fields, is_a
+from oars.adapt.torch.batches.memory import Memory, Remembers
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows.tensor import Rows
 
 NOTHING = "oars: no rows on this rank"
+REMEMBERS = "oars: the data set has a memory"
 
 
 class Wrote(NamedTuple):
     """A batch's own part whose samples wrote files when they were read (a cache, filled on first use)."""
 
     data: Any
+    files: bool = True  # not only what the data set holds, or what it prints
+
+
+class Failed(NamedTuple):
+    """A batch's own part that could not be read."""
+
+    error: Exception
 
 
 class Cut(NamedTuple):
@@ -45,6 +56,7 @@ class Cut(NamedTuple):
     whole: bool  # fetch all of it, and see what collating makes of own samples alone
     era: int = 0  # for the ranks of which era it was cut
     uncut: bool = False  # the fetcher got all indices, as on one process
+    fresh: bool = False  # nothing is known yet of what reading samples does
 
     def mine(self) -> list:
         """Own samples' indices."""
@@ -55,19 +67,30 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
     files_before = files.changes()
-    samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    before_reading = Memory(fetcher.dataset)
+    with ctx.out_of_step():
+        samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
+    remembers = before_reading.changed()
     by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
     own_generators = generators(fetcher.collate_fn)
     before = _positions(own_generators)
-    every = fetcher.collate_fn(samples)
+    with ctx.out_of_step():
+        every = fetcher.collate_fn(samples)
     if _positions(own_generators) != before or files.changes() != files_before:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
+    if remembers:
+        return every, REMEMBERS
     if not cut.rows:
         return every, NOTHING
     if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):
         return every, None
-    return every, _compare(every, fetcher.collate_fn(mine if by_sample else many(cut.mine())), cut)
+    try:
+        with ctx.private, ctx.out_of_step("while own samples are collated"):
+            some = fetcher.collate_fn(mine if by_sample else many(cut.mine()))
+    except Exception:  # the script's own code: it takes whole batches, perhaps
+        return every, None
+    return every, _compare(every, some, cut)
 
 
 def _pads(collate_fn: Any, mine: Any, every: Any, cut: Cut) -> bool:
@@ -203,10 +226,36 @@ def default_spec(data: Any) -> Any:
     return "same" if parts is None else tuple(map(default_spec, parts))
 
 
-def alike(data: Any, spec: Any) -> bool:
-    """Whether all ranks' parts of a batch fit together: same kinds, same shapes but for the number of rows."""
-    prints = ctx.world.allgather(_print(data, spec))
-    return all(p == prints[0] for p in prints)
+class Told(NamedTuple):
+    """What all ranks have said of their parts of a batch."""
+
+    fit: bool  # together: same kinds, same shapes but for the rows, of which each has its share
+    failed: bool  # some could not be read
+    wrote: bool  # reading wrote files
+    remembers: bool  # reading showed that the data set has a memory, and some rank has read all
+
+
+def compare(data: Any, spec: Any, cut: Cut, wrote: bool) -> Told:
+    """What all ranks have got of a batch. ``spec``: None for the default collate's."""
+    failed, remembered = isinstance(data, Failed), isinstance(data, Remembers)
+    fits, mark = True, 0
+    if not failed and not remembered and cut.rows:
+        spec = default_spec(data) if spec is None else spec
+        fits = all(len(part) == cut.rows for part in _parts_by_row(data, spec))
+        mark = zlib.crc32(repr(_print(data, spec)).encode()) + 1
+    told = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote, remembered]))
+    marks = set(told[:, 0].tolist()) - {0}
+    some = told.any(0).tolist()
+    return Told(len(marks) <= 1 and bool(told[:, 1].all()), *some[2:])
+
+
+def _parts_by_row(data: Any, spec: Any) -> Iterator[Any]:
+    """What must have one entry for each sample."""
+    if spec in ("rows", "array", "list"):
+        yield data
+    elif not isinstance(spec, str):
+        for part, of_part in zip(children(data) or [], spec, strict=False):
+            yield from _parts_by_row(part, of_part)
 
 
 def _print(data: Any, spec: Any) -> Any:

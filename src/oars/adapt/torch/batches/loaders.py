@@ -7,33 +7,42 @@ apart, which ask nobody, it is tried on single samples at first). If it pads, so
 from then on and cut where a model is called, as hand-made batches are. So are those of a ``collate_fn`` that draws
 random numbers, of a dataset that writes files when it is read (a cache, filled on first use), of iterable datasets and
 of ``batch_size=None``, and what is read in a thread.
+
+Before a batch that was cut is handed out, ranks compare in one small message what they have: kinds, shapes, whether
+there is a row for each sample, whether reading failed. Where they differ the batch is read whole, by every rank: then
+all see, or raise, what one process would.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import sys
-import threading
 from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as dataloader_
 
 from oars import debug
 from oars.adapt import files
 from oars.adapt.python import random as random_
+from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
-from oars.adapt.torch.context import ctx, offsets_of, on_every_rank, own
+from oars.adapt.torch.batches.memory import Remembers, Watching
+from oars.adapt.torch.batches.reading import Key, begin, is_apart, key_of, reading
+from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.dissent import pickled
+from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
@@ -53,7 +62,8 @@ _seeded_in: int | None = None
 def fetch(self: Any, index: Any) -> Any:
     """Replaces the map-style fetcher's, here and in workers."""
     if not isinstance(index, Cut):
-        return _fetch(self, index)
+        with ctx.out_of_step():
+            return _fetch(self, index)
     if index.whole:
         return collate.probe(self, index)
     if not index.mine():
@@ -61,11 +71,39 @@ def fetch(self: Any, index: Any) -> Any:
     before = files.changes()
     if get_worker_info() is not None:
         _seed_worker()
-        data = _fetch(self, index.mine())
-    else:
-        with ctx.private:
+        if id(self.dataset) in _remembering:
+            return Remembers(_fetch(self, index.indices))
+    with Watching(self.dataset, _looks(self.dataset)) as watching:
+        if get_worker_info() is not None:
             data = _fetch(self, index.mine())
+        else:
+            with ctx.private, ctx.out_of_step("while own samples are read"):
+                data = _fetch(self, index.mine())
+    if watching.noticed:
+        if index.fresh:
+            _remembering.add(id(self.dataset))
+            return watching.again(lambda: _whole(self, index.indices))
+        watching.say()
+        return collate.Wrote(data, files.changes() != before)
     return data if files.changes() == before else collate.Wrote(data)
+
+
+def _whole(fetcher: Any, indices: list) -> Any:
+    with ctx.out_of_step():
+        return _fetch(fetcher, indices)
+
+
+_remembering: set[int] = set()  # data sets with a memory, in a worker
+_looked: dict[int, int] = {}  # how often samples of a data set were read
+
+
+def _looks(dataset: Any) -> bool:
+    """Whether it is looked if a data set has a memory: the 1st, 2nd, 4th … time, and every 64th. PyTorch's own that
+    hold nothing but tensors have none."""
+    if type(dataset) is TensorDataset:
+        return False
+    times = _looked[id(dataset)] = _looked.get(id(dataset), 0) + 1
+    return times & (times - 1) == 0 or times % 64 == 0
 
 
 def _seed_worker() -> None:
@@ -92,24 +130,22 @@ class Watchdog(data_utils.worker.ManagerWatchdog):
             self.manager_pid = made_by.pid
 
 
+def worker_number(inner: Any) -> Any:
+    """Around the warning of more workers than cores: a rank has its share of these, the script counts on all."""
+    def check(self: DataLoader) -> None:
+        if self.num_workers > (os.cpu_count() or 1):
+            inner(self)
+
+    return check
+
+
 # ---- the iterator -------------------------------------------------------------------------------------------------
-
-
-class Key:
-    """Stands for a loader. Iterators hold this and not the loader, which would make a circle of a loader and its
-    persistent workers: what is left to the garbage collector's circles waits 5 s for each worker."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self.drop_last = loader.drop_last
-        self.wrote = False  # whether own samples wrote files when they were read
 
 
 def iter_init(self: Any, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
-    self._oars_loader, self._oars_queue = vars(loader).setdefault("_oars_key", Key(loader)), deque()
-    self._oars_apart = _apart(loader)
     ctx.iterations += 1
-    self._oars_place = (ctx.iterations, 0)
+    begin(self, loader, _apart(loader))
     _plain["__init__"](self, loader)
 
 
@@ -129,34 +165,30 @@ def workers_init(self: Any, loader: DataLoader) -> None:
 
 
 def _apart(loader: DataLoader) -> bool:
-    """Whether a loader is read beside the training: there nothing can be said to other ranks, for the order of messages
-    would be chance. Every rank then reads all of it."""
-    return "_oars_apart" in vars(loader) or _in_thread()
-
-
-def _in_thread() -> bool:
-    """Whether a thread of the script's reads: it must send no messages, for they would meet others than its own, nor
-    swap the random streams, from which the script may draw meanwhile."""
-    return threading.current_thread() is not threading.main_thread()
+    """Whether a loader is read beside the training, in a thread or by a data set: there nothing can be said to other
+    ranks, nor may random streams be swapped, from which the script may draw meanwhile. Every rank then reads all."""
+    return is_apart(loader) or not ctx.in_step
 
 
 def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
-    self._oars_queue = deque()
+    here = reading(self)
+    here.queue = deque()
     if not first_iter:
         ctx.iterations += 1
-        self._oars_place = (ctx.iterations, 0)
+        here.place = (ctx.iterations, 0)
     _plain["_reset"](self, loader, first_iter)
 
 
 def next_index(self: Any) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
-    if not self._oars_queue and _in_thread():  # the iterator was made before
-        self._oars_apart = True
-    if self._oars_apart:
+    here = reading(self)
+    if not here.queue and not ctx.in_step:  # the iterator was made before
+        here.apart = True
+    if here.apart:
         return _plain["_next_index"](self)
     if not _by_number(self):
-        self._oars_queue.append(None)
+        here.queue.append(None)
         return _plain["_next_index"](self)
     indices = list(_plain["_next_index"](self))
     offsets = offsets_of(len(indices))
@@ -164,7 +196,9 @@ def next_index(self: Any) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     uncut = way == WHOLE or on_every_rank(len(indices))
-    self._oars_queue.append(cut := Cut(indices, offsets, *own(offsets), way == UNKNOWN, ctx.era, uncut))
+    again = self._collate_fn not in _DEFAULT and not ctx.alone and here.loader.looks()
+    whole = way == UNKNOWN or (way == BY_ROW and again)
+    here.queue.append(cut := Cut(indices, offsets, *own(offsets), whole, ctx.era, uncut, here.loader not in _ways))
     return indices if uncut else cut
 
 
@@ -182,9 +216,9 @@ def _by_number(iterator: Any) -> bool:
 
 
 def _way(iterator: Any) -> tuple[str, Any]:
-    if _in_thread():
+    if not ctx.in_step:
         return WHOLE, None
-    way = _ways.get(iterator._oars_loader)
+    way = _ways.get(reading(iterator).loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
@@ -192,16 +226,16 @@ def iter_next(self: Any) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     try:
         data = _read(self, _plain["__next__"](self))
-    except StopIteration:
-        raise
     except Exception as error:
-        _unread(self, error)
-        raise
-    if self._oars_apart:
-        ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing is still split")
+        data = _unread(self, error)
+    here = reading(self)
+    if here.apart:
+        if in_script_thread():
+            ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing in the main "
+                              "thread is still split")
         return data
     recent.clear()
-    cut = self._oars_queue.popleft()
+    cut = here.queue.popleft()
     while cut is not None:
         try:
             return (ctx.phases.owed.batch if ctx.alone else whole_batch)(self, data, cut)
@@ -215,21 +249,36 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _unread(self: Any, error: Exception) -> None:
-    """A batch could not be read. Where it was cut the other ranks know nothing of that, and go on to the next with it:
-    should the script do so without it, the rows would be those of different batches."""
-    cut = None if self._oars_apart or not self._oars_queue else self._oars_queue.popleft()
-    if cut is not None and not (cut.whole or cut.uncut or ctx.separate):
-        why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
-        ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
-                            "without them, of which the other ranks do not know: leave them out of the data set")
+def _unread(self: Any, error: Exception) -> Any:
+    """A batch could not be read. Where it was cut the other ranks know nothing of that yet."""
+    here = reading(self)
+    if here.apart or not here.queue:
+        raise error
+    cut = here.queue[0]
+    if cut is None or cut.whole or cut.uncut or ctx.alone:
+        here.queue.popleft()
+        if cut is not None and ctx.alone and not (cut.whole or cut.uncut or ctx.separate):
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
+            ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
+                                "without them, of which the other ranks do not know: leave them out of the data set")
+        raise error
+    return collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
+
+
+def _fail(self: Any, data: Any, cut: Cut) -> Any:
+    """Some rank could not read its samples: all read the batch as one process does, and raise what that raises."""
+    errors = ctx.world.allgather(pickled(data.error) if isinstance(data, collate.Failed) else b"")
+    with ctx.private:
+        _refetch(self, cut)
+    raise pickle.loads(next(error for error in errors if error))  # it went well this time
 
 
 def _read(self: Any, data: Any) -> Any:
     """What a fetcher gave."""
     if not isinstance(data, collate.Wrote):
         return data
-    self._oars_loader.wrote = True
+    loader = reading(self).loader
+    loader.wrote, loader.late = loader.wrote or data.files, loader.late or not data.files
     return data.data
 
 
@@ -251,8 +300,9 @@ def whole_batch(self: Any, data: Any, cut: Cut) -> Any:
         data, cut = _for_the_living(self, data, cut)
     batch = _batch(self, data, cut)
     ctx.samples += len(cut.indices)
-    iteration, batches = self._oars_place
-    self._oars_place = (iteration, batches + 1)
+    here = reading(self)
+    iteration, batches = here.place
+    here.place = (iteration, batches + 1)
     if _LEDGER:
         ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
@@ -286,34 +336,49 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
-        return every if _in_thread() else _probed(self, every, spec, cut)
+        return every if not ctx.in_step else _probed(self, every, spec, cut)
     if cut.uncut:
         return data
+    loader, remembered = reading(self).loader, isinstance(data, Remembers)
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
-        return _refetch(self, cut)
+        return data.data if remembered else _refetch(self, cut)
     default = self._collate_fn in _DEFAULT
-    if self._oars_loader not in _ways and not ctx.alone:  # the first batch, and what its samples wrote on other ranks
-        if any(ctx.world.allgather(self._oars_loader.wrote)):
-            _not_in_parts(self._oars_loader, self._dataset)
-            return _refetch(self, cut)
-        _ways[self._oars_loader] = (BY_ROW, None)
+    if not (ctx.alone and (default or ctx.phases.any_shape())):
+        told = collate.compare(data, None if default else spec, cut, loader.wrote)
+        if told.failed:
+            return _fail(self, data, cut)
+        if told.wrote or told.remembers:
+            _not_in_parts(loader, self._dataset, told.remembers)
+            return data.data if remembered else _refetch(self, cut)
+        if not told.fit and default:
+            ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
+                              "every rank reads such batches whole")
+        if not told.fit:
+            every = _refetch(self, cut)
+            return every if default else _not_by_row(self, every)
+        if loader not in _ways:
+            _ways[loader] = (BY_ROW, None)
+    if remembered:  # ranks that train on their own tell each other when the next epoch begins
+        data, cut, loader.late = data.data, cut._replace(whole=True), True
+        return collate.to_batch(data, collate.default_spec(data) if default else spec, cut)
     if len(set(cut.offsets)) <= ctx.size:  # some rank has no rows; with --batch keep, however many there are
         data = collate.with_template(data, collate.default_spec(data) if default else spec)
     if default:
         spec = collate.default_spec(data)
-    elif not ((ctx.alone and ctx.phases.any_shape()) or collate.alike(data, spec)):
-        return _not_by_row(self, _refetch(self, cut))
     return collate.to_batch(data, spec, cut)
 
 
 def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
+    if collate.REMEMBERS in specs:
+        _not_in_parts(reading(self).loader, self._dataset, True)
+        return every
     if any(s is None or s != specs[0] for s in specs):
         return _not_by_row(self, every)
     if _way(self)[0] == WHOLE or not specs:  # none of those that are left had rows to look at
         return every
-    _ways[self._oars_loader] = (BY_ROW, specs[0])
+    _ways[reading(self).loader] = (BY_ROW, specs[0])
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read in parts: collating works row by row")
     return collate.to_batch(every, specs[0], cut)
@@ -322,21 +387,32 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
 def _not_by_row(self: Any, every: Any) -> Any:
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read whole: collating does not work row by row")
-    _ways[self._oars_loader] = (WHOLE, None)
+    _ways[reading(self).loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
                       "whole, and they are cut where a model is called")
     return every
 
 
-def _not_in_parts(loader: Key, dataset: Any) -> None:
+def _not_in_parts(loader: Key, dataset: Any, remembers: bool = False) -> None:
     _ways[loader] = (WHOLE, None)
-    ctx.record.notice(f"{type(dataset).__name__} writes files when samples are read: every rank reads whole batches, "
-                      "so that all of them are written; computing is still split")
+    does = "changes, prints or seeds the global random stream" if remembers else "writes files"
+    ctx.record.notice(f"{type(dataset).__name__} {does} when samples are read: every rank reads whole batches, "
+                      "so that this is done for all of them; computing is still split")
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
-    return _fetch(_fetcher(self), cut.indices)
+    try:
+        return _whole(_fetcher(self), cut.indices)
+    except Exception as error:
+        if not self._num_workers:
+            raise
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        failed = type(error), error.with_traceback(None), trace
+    worker = (self._rcvd_idx - 1) % self._num_workers  # the one of one process
+    torch._utils.ExceptionWrapper(failed, f"in DataLoader worker process {worker}").reraise()
 
 
 def _fetcher(self: Any) -> Any:
@@ -352,20 +428,18 @@ def loader_iter(self: DataLoader) -> Any:
     samples wrote files."""
     if _apart(self):
         return _iter(self)
-    key = vars(self).setdefault("_oars_key", Key(self))
-    wrote = key.wrote and _ways.get(key, ("",))[0] == BY_ROW  # later than in its first batch
-    while True:
-        try:
-            told = ctx.world.allgather((random_.fingerprint(), wrote))
-            break
-        except RankLost:
-            lineage.renew()
-    if any(stream != told[0][0] for stream, _ in told):
+    key = key_of(self)
+    late = _ways.get(key, (BY_ROW,))[0] == BY_ROW  # later than in its first batch
+    mine = random_.fingerprint(), late and (key.wrote or key.late), late and key.late, signals.due
+    told = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
+    if any(due for *_, due in told):
+        signals.deliver()
+    if any(stream != told[0][0] for stream, *_ in told):
         ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
                           "go on from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote in told):
-        _not_in_parts(key, self.dataset)
+    if any(wrote for _, wrote, *_ in told):
+        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in told))
     return _iter(self)
 
 

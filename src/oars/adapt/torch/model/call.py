@@ -27,13 +27,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
+from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import sequences
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
+from oars.adapt.torch.rows.looks import together
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
+from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
 _call = nn.Module._wrapped_call_impl
@@ -51,6 +54,7 @@ class Verdict:
         self.first: Any = of_first  # along the first dimension, where the second is tried; and there, what was seen
         self.changes = -1  # of modules, when it was traced
         self.new_leaves = False  # it may use weights that nobody knows yet
+        self.sure = True  # it cannot fail on one rank alone
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -127,13 +131,36 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     except (RankLost, Otherwise):
         _put_back(buffers, before, counts)
         raise
+    except Whole:
+        _put_back(buffers, before, counts)
+        for of in _verdicts.get(self, ()):
+            for verdict in of.values():
+                verdict.sure = False
+        if ctx.drawn is not None:
+            random.restore(ctx.drawn)
+        out = _on_whole(self, args, kwargs)
     if ctx.again:
         _put_back(buffers, before, counts)
-    elif every:
+    elif ctx.guard is not None:
+        ctx.guard.moves(buffers, before)
+    if every and not ctx.again:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
         _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
     return out
+
+
+def called() -> list[tuple[int, nn.Module]]:
+    """The modules that the script has called, by the order of their first calls."""
+    return sorted((moving.number, module) for module, moving in list(_moving.items()))
+
+
+def _on_whole(module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    """The call as one process makes it, on every rank: some rank could not do its part, and raises now with all."""
+    leaves, spec = tree_flatten((args, kwargs))
+    args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
+    with ctx.out_of_step():
+        return _call(module, *args, **kwargs)
 
 
 def _changeable(module: nn.Module) -> list:
@@ -277,7 +304,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
-    verdict.changes, verdict.new_leaves = ctx.changes, trace.new_leaves
+    verdict.changes, verdict.new_leaves, verdict.sure = ctx.changes, trace.new_leaves, trace.sure
     results, _ = tree_flatten(out)
     handed = {id(x) for x in (*inputs, *results)}
     if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
@@ -360,8 +387,16 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets
     except Otherwise:
         verdict.changes = -1
         raise
+    except Exception as error:
+        ctx.split, ctx.plain = None, False
+        if isinstance(error, RankLost):
+            raise
+        together(error)
+        raise Whole(error, False) from None
     finally:
         ctx.split, ctx.plain = None, False
+    if not (verdict.sure or ctx.separate):
+        collectives.unless_spoilt(ctx.world.confirm)
     if verdict.new_leaves and torch.is_grad_enabled():
         ctx.gradients.leaves(results, local)
     for i, how in enumerate(verdict.outputs):

@@ -22,9 +22,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 import oars
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.model.call import Trace
+from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.collectives import Alike, Times
+from oars.adapt.torch.rows.looks import look_after, together
 from oars.adapt.torch.rows.tensor import Rows, cut, whole
+from oars.engine.world import RankLost
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _OURS = os.path.join(os.path.dirname(oars.__file__), "")
@@ -76,12 +79,26 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, Rows):
             ctx.gradients.enter(a)
     if dims is None or any(isinstance(a, Rows) and a.offsets != lead.offsets for a in args):
-        return _with_true_gradients(
-            _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs))
-    out = _scaled(cls, tuple(_own(a, lead) for a in args), kwargs)
+        return _on_whole(cls, args, kwargs)
+    try:
+        out = _scaled(cls, tuple(_own(a, lead) for a in args), kwargs)
+    except RankLost:
+        raise
+    except Exception as error:
+        together(error)
+        return _on_whole(cls, args, kwargs)
+    look_after()
     if not isinstance(out, tuple):
         return Rows(out, lead.offsets, dims[0])
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
+
+
+def _on_whole(cls: Any, args: tuple, kwargs: dict) -> Any:
+    return _with_true_gradients(
+        _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs))
+
+
+lineage.ON_WHOLE[_on_rows] = _on_whole
 
 
 def _with_true_gradients(out: Any) -> Any:

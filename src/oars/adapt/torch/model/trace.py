@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.modules import module as hooks_of_all
 
 from oars.adapt.python import random
+from oars.adapt.python.looking import fields, is_a
 from oars.adapt.python.patching import replaced
 from oars.adapt.torch.batches.collate import generators, positions
 from oars.adapt.torch.context import Offsets, ctx
@@ -35,6 +37,7 @@ class Trace:
         self.rows = rows  # of the batch
         self.worked = False  # on own rows
         self.weights: dict[int, int] = {}  # sizes of the weights that modules inside used on own rows alone
+        self.sure = True  # no operation looked at the values of its rows, so that it could fail on one rank alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
         self.streams = random.fingerprint()
@@ -122,9 +125,10 @@ def kind_of(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
         return leaf
     if isinstance(leaf, np.generic):
         return leaf.item()
-    code = getattr(getattr(leaf, "__func__", leaf), "__code__", None)
-    settings = getattr(leaf, "__dict__", None) or {}
-    return code or (type(leaf), *((k, v) for k, v in settings.items() if isinstance(v, _VALUES)))
+    function = leaf.__func__ if is_a(leaf, types.MethodType) else leaf
+    if is_a(function, types.FunctionType):
+        return function.__code__
+    return (type(leaf), *((k, v) for k, v in list(fields(leaf).items()) if is_a(v, *_VALUES)))
 
 
 def nests(module: nn.Module, args: tuple, kwargs: dict) -> bool:

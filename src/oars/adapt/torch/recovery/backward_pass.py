@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,10 +40,11 @@ class Pass:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            made = node.metadata.get("oars")
-            if made is not None:
-                self._top.add((made.entry, made.place))
-                stale |= made.entry.era != ctx.era
+            boundary = node.metadata.get("oars")
+            if boundary:
+                for made in boundary.values():
+                    self._top.add((made.entry, made.place))
+                    stale |= made.entry.era != ctx.era
                 continue
             if isinstance(node, collectives.ACROSS):
                 self.broken = "a graph with rows where none were expected"
@@ -58,6 +60,11 @@ class Pass:
         """Keep what came to a boundary from above."""
         if (entry, place) in self._top:
             self._grads[entry, place] = grad
+
+    def agree(self, upon: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """What came from above is the same on every rank: take what all agree upon."""
+        self._grads = {at: upon(grad) for at, grad in self._grads.items()}
+        self._direct = [(leaf, grad if grad is None else upon(grad)) for leaf, grad in self._direct]
 
     def anew(self) -> tuple[list, list]:
         """The boundaries, made anew, and the gradients that go back from them."""

@@ -33,9 +33,10 @@ from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.mirror import recent
 from oars.adapt.torch.rows.tensor import Rows
+from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
-_register_hook: Any = torch.Tensor.register_hook
+ON_WHOLE: dict[Callable, Callable] = {rows_.operate: rows_.gathered, rows_.change: rows_.change_whole}  # instead
 _DEEP = 500  # operations that rows go back to their samples
 _outlives: weakref.WeakSet = weakref.WeakSet()  # modules whose results were used behind a step
 _judged: weakref.WeakSet = weakref.WeakSet()  # modules of which that can have been seen
@@ -50,13 +51,14 @@ class Irreplaceable(Exception):
 class Entry:
     """One operation: what was called, with what, in which mode, and what came out."""
 
-    __slots__ = ("args", "autocast", "call", "changes", "depth", "era", "func", "grad", "kwargs", "moves", "of",
-                 "outs", "plain", "state")
+    __slots__ = ("__weakref__", "alike", "args", "autocast", "call", "changes", "depth", "era", "func", "grad",
+                 "kwargs", "moves", "of", "outs", "plain", "state")
 
     def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
         self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
+        self.alike: dict[int, Any] = {}  # the same of results that all ranks hold alike and that have a graph
         self.era, self.moves = ctx.era, ctx.moves
         self.of = func if isinstance(func, torch.nn.Module) else None  # kept when its result is
         self.changes = call is rows_.change  # its first argument, in place
@@ -92,6 +94,8 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
     state = random.state(draws == "torch") if draws else None
     refs = _before_change(args) if call is rows_.change else None
     ctx.busy = True
+    ctx.performed += 1
+    around, ctx.place, ctx.drawn = ctx.place, (ctx.performed, 0), state
     try:
         while True:
             try:
@@ -106,8 +110,15 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
                     renew()
                 if state is not None:
                     random.restore(state)
+            except Whole as all_:
+                if call not in ON_WHOLE:
+                    raise all_.error from None
+                if state is not None:
+                    random.restore(state)
+                out = ON_WHOLE[call](func, args, kwargs)
+                break
     finally:
-        ctx.busy = False
+        ctx.busy, ctx.place, ctx.drawn = False, around, None
     _remember(out, call, func, args, kwargs, state, refs)
     return out
 
@@ -122,7 +133,11 @@ def renew() -> None:
 
 def source(rows: list[Rows], fetch: Callable[[], list[Rows]]) -> None:
     """The rows of a loader's batch remember how to read them again."""
-    _remember(rows, lambda func, args, kwargs: func(), fetch, (), {}, None, ())
+    _remember(rows, _read, fetch, (), {}, None, ())
+
+
+def _read(fetch: Callable[[], list[Rows]], args: tuple, kwargs: dict) -> list[Rows]:
+    return fetch()
 
 
 def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any, refs: tuple | None) -> None:
@@ -133,7 +148,7 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
         if not issubclass(kind, torch.Tensor):
             continue
         rows = kind is Rows
-        if not rows and (leaf.grad_fn is None or hasattr(leaf, "_oars_made")):
+        if not rows and (leaf.grad_fn is None or made_of(leaf) is not None):
             continue
         if entry is None:
             refs = tuple(map(_ref, args)) if refs is None else refs
@@ -143,10 +158,13 @@ def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state
             entry.outs[place] = weakref.ref(leaf)
             if entry.depth > _DEEP and not leaf.local.requires_grad:
                 _root(leaf)
-        else:
-            leaf._oars_made = Ref(entry, place)
-            leaf.grad_fn.metadata["oars"] = leaf._oars_made
-            _register_hook(leaf, partial(_arrive, entry, place))
+        else:  # noted with the graph and not on the tensor, which is the script's: it may be pickled, or looked through
+            node = leaf.grad_fn
+            node.metadata.setdefault("oars", {})[leaf.output_nr] = Ref(entry, place)
+            node.register_prehook(partial(_arrive, entry, place, leaf.output_nr))
+            entry.alike[place] = weakref.ref(leaf)
+    if entry is not None and ctx.guard is not None:
+        ctx.guard.made(entry, leaves if call is _read else None)
     if entry is not None and entry.of is not None and (entry.of in _outlives or entry.of not in _judged):
         _wait(entry, leaves)
 
@@ -177,8 +195,15 @@ def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:
     return Rows(full.narrow(dim, *own(offsets)), offsets, dim)
 
 
-def _arrive(entry: Entry, place: int, grad: torch.Tensor) -> None:
-    ctx.gradients.arrived(entry, place, grad)
+def _arrive(entry: Entry, place: int, output: int, grads: tuple) -> None:
+    if grads[output] is not None:
+        ctx.gradients.arrived(entry, place, grads[output])
+
+
+def made_of(a: torch.Tensor) -> Ref | None:
+    """How a tensor that all ranks hold alike was made of rows, if it was: known by its place in the graph."""
+    node: Any = a.grad_fn
+    return node.metadata.get("oars", {}).get(a.output_nr) if node is not None else None
 
 
 def _ref(a: Any) -> Any:
@@ -186,7 +211,7 @@ def _ref(a: Any) -> Any:
         return a.made if a.made is not None and a.local._version == a.version else UNKNOWN
     if isinstance(a, torch.Tensor):
         # With a graph it is needed anew, as there is a new graph behind it; else its value will do.
-        return getattr(a, "_oars_made", a) if a.requires_grad and torch.is_grad_enabled() else a
+        return (made_of(a) or a) if a.requires_grad and torch.is_grad_enabled() else a
     if isinstance(a, (list, tuple, dict)):
         return tree_map(_ref, a, is_leaf=lambda x: isinstance(x, torch.Tensor))
     return a
@@ -210,14 +235,15 @@ def refresh(rows: Rows, used: bool = False) -> None:
 
 def current(a: Any) -> Any:
     """A tensor as it is: a boundary from before a loss is made anew, with a graph that is not used up."""
-    made = None if isinstance(a, Rows) else getattr(a, "_oars_made", None)
+    made: Any = made_of(a) if isinstance(a, torch.Tensor) and not isinstance(a, Rows) else None
     return again(made.entry, {}, True)[made.place] if made is not None and made.entry.era != ctx.era else a
 
 
-def again(entry: Entry, memo: dict, used: bool = False) -> list:
+def again(entry: Entry, memo: dict, used: bool = False, moves: bool = False) -> list:
     """Do an operation again and return all it results in; rows the script still has are brought up to date.
 
     ``memo``: what has been done again already. ``used``: the graphs there are have been gone back through already.
+    ``moves``: the first time does not count, so that what a model's call changes by itself is changed now.
     """
     if entry in memo:
         return memo[entry]
@@ -232,7 +258,7 @@ def again(entry: Entry, memo: dict, used: bool = False) -> list:
         first = args[0]
         args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])
     now = random.state() if entry.state is not None else None
-    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, True
+    busy, ctx.busy, before, ctx.again = ctx.busy, True, ctx.again, not moves
     try:
         with ExitStack() as modes:
             modes.enter_context(torch.set_grad_enabled(entry.grad))

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from oars.adapt.replay.tape import Diverged, tape
 from oars.adapt.torch.context import site
+from oars.adapt.torch.rows.tensor import Rows
 
 SMALL = 1 << 18  # elements
 _RAW = torch._C.DisableTorchFunction
@@ -281,7 +282,7 @@ def _wrapped(x: torch.Tensor, device: Any, grad: bool) -> StandIn:
 
 def _held(x: Any) -> Any:
     """Values to work on: ones, and zeros where they may be indices."""
-    if not is_tainted(x) and type(x).__name__ != "Rows":
+    if not is_tainted(x) and not isinstance(x, Rows):
         return x.value if isinstance(x, StandIn) else x
     with _RAW():
         shape, dtype, device = tuple(x.shape), x.dtype, x.device

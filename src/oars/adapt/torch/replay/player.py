@@ -270,7 +270,10 @@ class Batches:
         tape.busy += 1
         try:
             made = self._loader_of(chain(chain.from_iterable(list(self._queue)), self._sampler))
-            made._oars_place = self._place
+            if ctx.world is not None:
+                from oars.adapt.torch.batches.reading import reading
+
+                reading(made).place = self._place
             if self._loader.persistent_workers:
                 self._loader._iterator, made._index_sampler = made, self._loader._index_sampler
             return made

@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from oars.adapt.torch.replay import describe, placeholder, player
 from oars.adapt.torch.replay.progress import progress
 
 _main = threading.main_thread()
+_told: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # iterators asked for a batch -> whether they read samples
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------
@@ -140,9 +142,9 @@ def loader_iter(inner: Callable[..., Any]) -> Any:
 def next_index(inner: Any) -> Any:
     def index(self: Any) -> Any:
         out = inner(self)
-        if tape.busy and getattr(self, "_oars_told", False) and self._num_workers == 0:
+        if tape.busy and self in _told and self._num_workers == 0:
             streams.enter()  # the sampler's draws are the script's; what reading samples draws is passed over
-            self._oars_told = "reads"
+            _told[self] = True
         return out
 
     return index
@@ -157,7 +159,7 @@ def iter_next(inner: Any) -> Any:
         if tape.playing:
             return player.unnumbered(inner, self)
         tape.busy += 1
-        self._oars_told = True
+        _told[self] = False
         try:
             data = inner(self)
         except StopIteration:
@@ -165,7 +167,7 @@ def iter_next(inner: Any) -> Any:
             raise
         finally:
             tape.busy -= 1
-            reads, self._oars_told = self._oars_told == "reads", False
+            reads = _told.pop(self)
         tape.put_kind(b"b", describe.describe(data))
         if reads:
             streams.leave()

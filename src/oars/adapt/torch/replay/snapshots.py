@@ -162,6 +162,8 @@ class Snapshots:
     # -- taking
 
     def _take(self, kind: str, stop: bool) -> None:
+        if ctx.guard is not None and not ctx.separate:
+            ctx.guard.check("a snapshot")
         began = time.time()
         self.last = began, self.steps
         if self.writer is not None:
@@ -344,13 +346,9 @@ def _private_states() -> list[Any]:
 def _gathered(value: Any) -> list[Any]:
     """Every living rank's ``value``."""
     from oars.adapt.torch.recovery import lineage
-    from oars.engine.world import RankLost
+    from oars.engine.retry import until_none_is_lost
 
-    while True:
-        try:
-            return ctx.world.allgather(value)
-        except RankLost:
-            lineage.renew()
+    return until_none_is_lost(lambda: ctx.world.allgather(value), lineage.renew)
 
 
 def _plain(value: Any) -> Any:

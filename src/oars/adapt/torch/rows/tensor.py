@@ -22,11 +22,15 @@ from oars import debug
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
 from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows.looks import LOOKS, look_after, looks, together
 from oars.adapt.torch.rows.mirror import Mirror, recent
 from oars.adapt.torch.rows.size import BatchSize
+from oars.engine.dissent import Whole
+from oars.engine.world import RankLost
 
 RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
+RESHAPES: dict[str, Callable] = {}  # operations that give their first argument another shape; filled by reshapes.py
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
 # What takes time: a step without any of it on own rows alone was not split.
 WORK = {"linear", "matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__", "addmm", "baddbmm", "einsum", "cdist",
@@ -143,6 +147,10 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
+        if not ctx.in_step and (name != "__get__" or func.__self__.__name__ in _DERIVED):
+            return gathered(func, args, kwargs)
+        if name in RESHAPES and args and type(args[0]) is Rows:
+            return RESHAPES[name](func, args, kwargs)
         if _transforming() and name not in _OF_SHAPE and not (
                 name in ("__get__", "__set__") and func.__self__.__name__ not in _DERIVED):
             return gathered(func, args, kwargs)
@@ -177,6 +185,13 @@ class Rows(torch.Tensor):
         array = lend(self, whole(self, "__array__").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    def __dlpack__(self, **how: Any) -> Any:
+        ctx.note("read")
+        full = whole(self, "__dlpack__").detach()
+        if self.mirror is not None:  # other libraries may write into it
+            self.mirror.lent = weakref.ref(self.mirror.full), self.mirror.full.clone()
+        return full.__dlpack__(**how)
+
     def __deepcopy__(self, memo: dict) -> Rows:
         if not self.local.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -186,6 +201,10 @@ class Rows(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = whole(self, "pickle")
         return plain.detach().requires_grad_(plain.requires_grad).__reduce_ex__(protocol)
+
+
+Rows.__name__ = Rows.__qualname__ = "Tensor"  # what a script that prints or compares types should see
+Rows.__module__ = "torch"
 
 
 def see(*args: Any) -> None:
@@ -217,16 +236,38 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
     if getattr(func, "__module__", None) == "torch.nn.functional":
         rule = FUNCTIONAL.get(name)
     rule = rule or RULES.get(name)
-    if rule is not None and not (name not in WITHOUT_ROWS and any(
+    if rule is None or (name not in WITHOUT_ROWS and any(
             isinstance(a, Rows) and tiny(a.offsets) for a in (*args, *kwargs.values()))):
-        try:
-            out = rule(func, args, kwargs)
-            if name in WORK:
-                ctx.worked()
-            return out
-        except (Unsplit, KeyError, IndexError):  # the latter: an argument is not where the rule looks for it
-            pass
+        return gathered(func, args, kwargs)
+    around, dissents = ctx.place, ctx.world.dissents
+    ctx.operations += 1
+    ctx.place = ctx.performed, ctx.operations
+    try:
+        out = rule(func, args, kwargs)
+        if name in WORK:
+            ctx.worked()
+        # What gives no rows has ended with a message.
+        if name in LOOKS and (type(out) is Rows or out is None) and looks(name, args, out):
+            look_after()
+        return out
+    except (Unsplit, KeyError):
+        pass
+    except (RankLost, Otherwise):
+        raise
+    except Whole as others:
+        if not others.inner:
+            raise
+    except Exception as error:
+        if ctx.world.dissents != dissents:  # of an operation that this one is made of
+            raise
+        if not (type(error) is IndexError and str(error) in _NO_ARGUMENT):
+            together(error, inner=True)
+    finally:
+        ctx.place = around
     return gathered(func, args, kwargs)
+
+
+_NO_ARGUMENT = ("tuple index out of range", "list index out of range")  # it is not where the rule looks for it
 
 
 def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -240,6 +281,17 @@ def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]
 def change(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operation that changes its first argument in place; gives that where it returns nothing."""
     out = operate(func, args, kwargs)
+    return args[0] if out is None else out
+
+
+def to_dlpack(inner: Any) -> Any:
+    """Around ``torch.utils.dlpack.to_dlpack``, which asks for the memory of a tensor that has none here."""
+    return lambda tensor: tensor.__dlpack__() if isinstance(tensor, Rows) else inner(tensor)
+
+
+def change_whole(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The same, on the whole batch."""
+    out = gathered(func, args, kwargs)
     return args[0] if out is None else out
 
 
@@ -271,6 +323,10 @@ def whole(x: Rows, op: str) -> torch.Tensor:
     if _transforming():  # it is a constant to every transform under way
         with temporarily_clear_interpreter_stack():
             return whole(x, op)
+    if not ctx.in_step and (where := ctx.world.out_of_reach()):
+        if x.mirror is not None and x.mirror.local is x.local and x.mirror.fresh():
+            return x.mirror.full
+        ctx.world.refuse(op, where)
     return _whole(op, (x,), {}) if ctx.busy else ctx.perform(_whole, op, (x,), {})
 
 

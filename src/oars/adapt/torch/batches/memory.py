@@ -1,0 +1,194 @@
+"""Data sets with a memory: what is read depends on, or is seen in, what was read before.
+
+A counter, a cache, a list of bad samples, a mean that runs: if each rank reads its own samples only, each has another
+memory. So it is looked, while own samples are read, whether the data set changes (its attributes, those of its parts,
+the globals that its code names), whether it seeds the global random streams, and whether it prints. If so in a loader's
+first batch, this is taken back, and the batch is read whole by every rank, as all later ones are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from oars.adapt.python import random
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_HOLDERS = (list, dict, set, deque, bytearray)
+_SMALL = 1 << 12  # bytes, of an array that is looked through
+_COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
+_MANY = 64  # entries of a container that are looked at
+_DEEP = 3
+
+
+class Remembers(NamedTuple):
+    """A whole batch of a data set that has a memory."""
+
+    data: Any
+
+
+class Memory:
+    """What a data set holds at one moment, so that it can be compared, and put back."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
+        self._copies: dict[int, tuple[Any, Any]] = {}  # containers, and what they held
+        self._seen: set[int] = set()
+        self._look(dataset, 0)
+        self._seeds = random.seeds()
+
+    def _look(self, thing: Any, depth: int) -> None:
+        if id(thing) in self._seen or depth > _DEEP or isinstance(thing, (torch.nn.Module, type, types.ModuleType)):
+            return
+        self._seen.add(id(thing))
+        held = getattr(thing, "__dict__", None)
+        if isinstance(held, dict) and not isinstance(thing, torch.Tensor):
+            for name, value in held.items():
+                self._note(held, name, value, depth)
+            kind: Any = type(thing)
+            for function in _functions(kind):
+                names = function.__globals__
+                for name in function.__code__.co_names:
+                    if name in names and isinstance(names[name], (*_SIMPLE, *_HOLDERS, np.ndarray)):
+                        self._note(names, name, names[name], depth)
+
+    def _note(self, holder: dict, name: str, value: Any, depth: int) -> None:
+        self._places.append((holder, name, value))
+        if isinstance(value, _HOLDERS) and id(value) not in self._copies:
+            self._copies[id(value)] = value, copy.copy(value) if len(value) <= _COPIED else len(value)
+            if len(value) <= _MANY:
+                for inner in value.values() if isinstance(value, dict) else value:
+                    if isinstance(inner, _HOLDERS):
+                        self._copies.setdefault(id(inner), (inner, copy.copy(inner)))
+                    else:
+                        self._look(inner, depth + 1)
+        elif isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
+            self._copies[id(value)] = value, value.copy()
+        elif isinstance(value, torch.Tensor):
+            old = value.detach().clone() if value.nbytes <= _SMALL else None
+            self._copies[id(value)] = value, (value._version, old)
+        elif not isinstance(value, (*_SIMPLE, np.ndarray)):
+            self._look(value, depth + 1)
+
+    def changed(self) -> bool:
+        """Whether it is another one now. That something was opened where there was nothing does not count."""
+        for holder, name, value in self._places:
+            now = holder.get(name, self)
+            if now is not value and (isinstance(value, (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor))
+                                     and (value is not None or isinstance(now, (*_SIMPLE, *_HOLDERS)))):
+                same = isinstance(value, _SIMPLE) and type(now) is type(value) and (now == value or now != now)
+                if not same:
+                    return True
+        return any(self._differs(value, old) for value, old in self._copies.values()) or random.seeds() != self._seeds
+
+    def _differs(self, value: Any, old: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return bool(value._version != old[0])
+        if isinstance(value, np.ndarray):
+            return value.tobytes() != old.tobytes()
+        if isinstance(old, int):
+            return len(value) != old
+        if len(value) != len(old):
+            return True
+        if isinstance(value, dict):
+            return any(value.get(k, self) is not v and not _equal(value.get(k, self), v) for k, v in old.items())
+        if isinstance(value, (set, bytearray)):
+            return bool(value != old)
+        return any(a is not b and not _equal(a, b) for a, b in zip(value, old, strict=True))
+
+    def put_back(self) -> None:
+        """Let it be as it was."""
+        for holder, name, value in self._places:
+            holder[name] = value
+        for value, old in self._copies.values():
+            if isinstance(value, torch.Tensor):
+                if old[1] is not None:
+                    value.detach().copy_(old[1])
+            elif isinstance(value, np.ndarray):
+                value[...] = old
+            elif isinstance(old, int):
+                while not isinstance(value, set) and len(value) > old:
+                    value.popitem() if isinstance(value, dict) else value.pop()
+            elif isinstance(value, (list, bytearray)):
+                value[:] = old
+            else:
+                value.clear()
+                value.extend(old) if isinstance(value, deque) else value.update(old)
+
+
+@functools.cache
+def _functions(kind: Any) -> list[types.FunctionType]:
+    """The methods of a class that are the script's."""
+    return [f for c in kind.__mro__ if not c.__module__.startswith(("torch.", "builtins", "typing"))
+            for f in vars(c).values() if isinstance(f, types.FunctionType)]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return isinstance(b, _SIMPLE) and type(a) is type(b) and (a == b or a != a)
+
+
+class _Held(io.StringIO):
+    """A stream's text, held back, but for that of other threads; in all else it is that stream."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return int(self._stream.write(text))
+        return super().write(text)
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+
+class Watching:
+    """While own samples are read: what they print is held back, and it is looked whether anything has a memory."""
+
+    def __init__(self, dataset: Any, look: bool) -> None:
+        self._before = Memory(dataset) if look else None
+        self.noticed = False
+        self.text = ("", "")
+
+    def __enter__(self) -> Watching:
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = self._held = _Held(sys.stdout), _Held(sys.stderr)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        sys.stdout, sys.stderr = self._streams
+        self.text = self._held[0].getvalue(), self._held[1].getvalue()
+        self.noticed = any(self.text) or (self._before is not None and self._before.changed())
+        if kind is not None:
+            self.say()
+
+    def say(self) -> None:
+        """Print what was held back."""
+        for stream, text in zip(self._streams, self.text, strict=True):
+            if text and stream is not None:
+                stream.write(text)
+
+    def again(self, read: Callable[[], Any]) -> Remembers:
+        """Take back what reading own samples has done, and read all."""
+        if self._before is not None:
+            self._before.put_back()
+        with Watching(None, False) as whole:
+            data = read()
+        if not whole.text[1]:  # a warning is given once
+            whole.text = whole.text[0], self.text[1]
+        whole.say()
+        return Remembers(data)

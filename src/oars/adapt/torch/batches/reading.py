@@ -1,0 +1,73 @@
+"""What is known of a loader, and of each pass over its batches; the script's own objects carry nothing of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch.utils.data import DataLoader
+
+from oars.adapt.torch.context import ctx
+
+
+class Key:
+    """Stands for a loader. Iterators hold this and not the loader, which would make a circle of a loader and its
+    persistent workers: what is left to the garbage collector's circles waits 5 s for each worker."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.drop_last = loader.drop_last
+        self.wrote = False  # whether own samples wrote files when they were read
+        self.late = False  # whether reading them printed, or was remembered, behind the first batch
+        self._batches = 0
+
+    def looks(self) -> bool:
+        """Whether another batch is looked at whole: a collate_fn may change its ways. The 1st, 2nd, 4th, 8th …"""
+        self._batches += 1
+        return self._batches & (self._batches - 1) == 0
+
+
+class Reading:
+    """One pass over a loader's batches; of an iterator, which carries nothing of ours."""
+
+    def __init__(self, loader: Key, apart: bool) -> None:
+        self.loader, self.apart = loader, apart
+        self.queue: deque[Any] = deque()  # the cuts of batches on their way
+        self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
+
+
+_keys: WeakKeyDictionary[DataLoader, Key] = WeakKeyDictionary()
+_readings: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+_apart_for_good: WeakSet[DataLoader] = WeakSet()
+
+
+def key_of(loader: DataLoader) -> Key:
+    """What stands for a loader."""
+    if loader not in _keys:
+        _keys[loader] = Key(loader)
+    return _keys[loader]
+
+
+def keep_apart(loader: DataLoader) -> None:
+    """This loader is read whole by every rank, beside the training."""
+    _apart_for_good.add(loader)
+
+
+def share_key(loader: DataLoader, key: Key) -> None:
+    """What is known of another loader holds for this one."""
+    _keys[loader] = key
+
+
+def begin(iterator: Any, loader: DataLoader, apart: bool) -> None:
+    """An iterator over a loader's batches is made."""
+    _readings[iterator] = Reading(key_of(loader), apart)
+
+
+def is_apart(loader: DataLoader) -> bool:
+    """Whether it is kept apart."""
+    return loader in _apart_for_good
+
+
+def reading(iterator: Any) -> Reading:
+    """How far an iterator is."""
+    return _readings[iterator]
