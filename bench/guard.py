@@ -15,11 +15,12 @@ from pathlib import Path
 
 SCRIPT = """
 import statistics, sys
-from time import perf_counter, thread_time
+import time
 import torch
 import torch.nn.functional as F
 from torch import nn
 from oars.adapt.torch.context import ctx
+perf_counter, thread_time = time.perf_counter.__wrapped__, time.thread_time.__wrapped__  # this rank's own
 torch.manual_seed(1)
 kind, turns, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 made = {

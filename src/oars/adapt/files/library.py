@@ -35,6 +35,12 @@ def trouble() -> str:
     return ""
 
 
+def sees_all() -> bool:
+    """Whether system calls that pass libc by can be handed back to us here."""
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    return platform.machine() == "x86_64" and release is not None and (int(release[1]), int(release[2])) >= (5, 11)
+
+
 def needed(plan: Plan) -> bool:
     """Whether files are not simply those of the one rank: several write, or what is written is thrown away."""
     return plan.ranks > 1 or bool(plan.resume) or plan.stop_after is not None

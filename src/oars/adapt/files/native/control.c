@@ -16,6 +16,7 @@ static void forked_child(void)
 {
   tables_after_fork();
   work_forked();
+  trap_this_thread();
 }
 
 static char *value_of(char *text, const char *key)
@@ -84,6 +85,7 @@ static int begin(const char *file, int child)
   news();
   static int hooked;
   if (!hooked++) pthread_atfork(forked_before, forked_parent, forked_child);
+  trap_look();
   return 0;
 }
 

@@ -3,12 +3,14 @@
  * The library stands between a process and libc (LD_PRELOAD). It does nothing until a rank says which side it is on
  * (control.c) or until a child of such a rank starts. Then every call that names a file goes through here:
  *
- *   calls.c dirs.c process.c   libc's functions, as programs call them
+ *   calls.c changes.c dirs.c   libc's functions, as programs call them
+ *   process.c programs.c       the working folder, sockets, descriptors; starting programs
+ *   syscall.c trap.c           system calls by number; those that pass libc by
  *   names.c held.c             what a folder holds; what is open when a rank becomes the voice
  *   overlay.c                  changes of a rank that is not the voice: in its own mirror tree
  *   voice.c                    changes of the voice: what was there before is kept first
  *   view.c                     what a path stands for in this process's view
- *   tables.c                   what is known of changed paths, and the two logs that processes share it by
+ *   tables.c gate.c            what is known of changed paths, the two logs that processes share it by; whose turn it is
  *   raw.c                      system calls and memory, without libc: safe in signal handlers, before main, after vfork
  *
  * Nothing here calls malloc but where libc's own function would; functions return -errno inside and set errno at the
@@ -104,12 +106,17 @@ extern volatile unsigned news_number; /* grows with everything learnt from other
 
 static inline int active(void) { return config.side != OFF && !plain_mode; }
 int tables_open(enum side side);
+void logs_are_read(void);
 struct entry *entry_of(const char *path);
 struct folder *folder_of(const char *path);
 int note_before(unsigned char what, const char *kept, const char *path); /* to the ledger */
 int mark(int state, const char *path);                                   /* to the journal; 0 forgets */
 int log_voice(int speaking);
 void news(void); /* take in what others have written down */
+
+/* ---- gate.c ---- */
+extern int gate_fd, turn_fd;
+extern volatile int children;
 void expect_children(void);
 int gate_enter(signals *kept); /* before a change; waits for a promotion */
 void gate_leave(signals *kept);
@@ -182,12 +189,48 @@ struct name *name_at(struct names *all, size_t *at);
 int names_add(struct names *all, const char *text, unsigned char type, uint64_t inode);
 void names_free(struct names *all);
 
-/* ---- calls.c ---- */
+/* ---- calls.c: each is libc's function, but for -errno ---- */
+struct statx;
+struct timespec;
 int do_open(int dirfd, const char *path, int flags, mode_t mode);
 int do_stat(int dirfd, const char *path, struct stat *st, int flags);
+int do_statx(int dirfd, const char *path, int flags, unsigned mask, struct statx *out);
+int do_access(int dirfd, const char *path, int mode, int flags);
+long do_readlink(int dirfd, const char *path, char *text, size_t room);
+
+/* ``act`` on what ``path`` stands for, on every side but the own rank's: ``plain``. */
+#define SEEN(dirfd, path, follow, plain, act)                                             \
+  ({                                                                                      \
+    long result_;                                                                         \
+    if (!active() || config.side == VOICE)                                                \
+      result_ = (plain);                                                                  \
+    else {                                                                                \
+      struct work *w = work_begin();                                                      \
+      if (absolute(dirfd, path, w->first) < 0)                                            \
+        result_ = (plain);                                                                \
+      else {                                                                              \
+        const char *target = w->a.target;                                                 \
+        LOOK(result_, w, &w->a, w->first, follow, (act));                                 \
+      }                                                                                   \
+      work_end(w);                                                                        \
+    }                                                                                     \
+    result_;                                                                              \
+  })
+
+/* ---- changes.c ---- */
 int do_mkdir(int dirfd, const char *path, mode_t mode);
 int do_remove(int dirfd, const char *path, int flags);
-long do_call(long number, long a, long b, long c, long d, long e, long f); /* syscall() */
+int do_rename(int from_at, const char *from, int to_at, const char *to, unsigned flags);
+int do_link(int from_at, const char *from, int to_at, const char *to, int flags);
+int do_symlink(const char *text, int dirfd, const char *path);
+int do_node(int dirfd, const char *path, mode_t mode, dev_t device);
+long do_truncate(const char *path, off_t length);
+long do_chmod(int dirfd, const char *path, mode_t mode);
+long do_chown(int dirfd, const char *path, uid_t uid, gid_t gid, int flags);
+long do_times(int dirfd, const char *path, const struct timespec *times, int flags);
+
+/* ---- syscall.c ---- */
+long do_call(long number, long a, long b, long c, long d, long e, long f);
 
 /* ---- dirs.c, process.c ---- */
 long do_getcwd(char *out, size_t room);
@@ -195,11 +238,29 @@ int do_chdir(const char *path);
 int do_execve(int dirfd, const char *path, char *const argv[], char *const envp[], int flags);
 long do_close_range(unsigned first, unsigned last, unsigned flags);
 void *libc_function(const char *name);
+const char *stands_for(struct work *w, int dirfd, const char *path);
+
+/* ``call`` with ``path`` replaced by what stands for it. */
+#define STANDING(type, path, call)                             \
+  ({                                                           \
+    struct work *w_ = work_begin();                            \
+    const char *for_it = stands_for(w_, AT_FDCWD, path);       \
+    if (!for_it) for_it = path;                                \
+    type result_ = (call);                                     \
+    work_end(w_);                                              \
+    result_;                                                   \
+  })
+
 #define LIBC(name) ((__typeof__(&name))({ static void *at_; if (!at_) at_ = libc_function(#name); at_; }))
 
 /* ---- held.c ---- */
 void held_follow(void);
 void known_as(dev_t *device, ino_t *inode);
+
+/* ---- trap.c ---- */
+extern void *raw_by; /* the instruction within libc, once all other system calls are handed back to us */
+void trap_look(void);
+void trap_this_thread(void);
 
 /* ---- control.c ---- */
 extern char environment_files[PATH_MAX + 16], library_path[PATH_MAX]; /* OARS_FILES=..., for children */

@@ -23,12 +23,8 @@ volatile unsigned news_number;
 
 struct log { int fd; off_t end; int nfs; char path[PATH_MAX]; };
 static struct log ledger = {.fd = -1}, journal = {.fd = -1};
-static int gate_fd = -1;         /* of this rank's own processes */
-static int turn_fd = -1;         /* of all processes of the voices */
-static volatile int children;    /* other processes write to our log too */
-static int turns;               /* guarded by gate_lock */
 static char speaker[64];
-static lock table_lock, gate_lock;
+static lock table_lock;
 
 static struct entry **entries;
 static struct folder **folders;
@@ -379,7 +375,7 @@ int tables_open(enum side side)
   struct log gate;
   if (result >= 0) result = log_open(&gate, config.shared, "/gate");
   if (result < 0) return result;
-  turn_fd = gate.fd;
+  turn_fd = gate.fd; /* of all processes of the voices: the locks are in gate.c */
   if (side == OWN) {
     result = log_open(&journal, config.root, "/journal");
     if (result >= 0) result = log_open(&gate, config.root, "/gate");
@@ -387,123 +383,6 @@ int tables_open(enum side side)
     gate_fd = gate.fd;
   }
   return 0;
-}
-
-/* ---- descriptors of ours, which a program that closes everything must not take away ---- */
-
-int descriptor_is_ours(int fd)
-{
-  return fd >= 0 && config.side != OFF && (fd == ledger.fd || fd == journal.fd || fd == gate_fd || fd == turn_fd);
-}
-
-void descriptor_moves(int fd)
-{
-  int *each[] = {&ledger.fd, &journal.fd, &gate_fd, &turn_fd};
-  for (int i = 0; i < 4; i++)
-    if (*each[i] == fd) *each[i] = (int)raw(SYS_fcntl, fd, F_DUPFD_CLOEXEC, fd + 1, 0, 0, 0);
-}
-
-/* ---- processes and threads, one at a time ---- */
-
-void expect_children(void)
-{
-  if (children || config.side == OFF) return;
-  if (journal.fd >= 0) journal.end = raw(SYS_lseek, journal.fd, 0, SEEK_END, 0, 0, 0); /* all of it is our own */
-  children = 1;
-}
-
-void born_of_a_rank(void) { children = 1; }
-
-EXPORT int oars_files_children(void) { return children; }
-
-static int lock_file(int fd, short kind, int wait)
-{
-  struct flock how = {.l_type = kind, .l_whence = SEEK_SET};
-  long result;
-  do
-    result = raw(SYS_fcntl, fd, wait ? F_SETLKW : F_SETLK, (long)&how, 0, 0, 0);
-  while (wait && result == -EINTR);
-  return result >= 0 || (result != -EACCES && result != -EAGAIN); /* else a file system without locks */
-}
-
-int gate_enter(signals *kept)
-{
-  *kept = signals_off();
-  lock_take(&gate_lock);
-  if (children) {
-    lock_file(gate_fd, F_RDLCK, 1);
-    news();
-  }
-  return config.side == OWN;
-}
-
-void gate_leave(signals *kept)
-{
-  if (children && gate_fd >= 0) lock_file(gate_fd, F_UNLCK, 0);
-  lock_drop(&gate_lock);
-  signals_back(*kept);
-}
-
-/* No thread and no child changes files meanwhile; who does not leave in time hangs, and is not waited for. */
-int gate_alone(double seconds)
-{
-  double until = seconds_now() + seconds;
-  int ours = lock_try(&gate_lock, seconds);
-  while (children && !lock_file(gate_fd, F_WRLCK, 0) && seconds_now() < until) nap(1000);
-  return ours;
-}
-
-void gate_open(void)
-{
-  if (children) lock_file(gate_fd, F_UNLCK, 0);
-  lock_drop(&gate_lock);
-}
-
-/* Around a change by the voice, whose notes are one thread's at a time. A child of a voice that has died must not write
- * any more: the next voice waits for the turns of children that have begun. The rank itself it need not wait for. */
-void turn_begin(signals *kept)
-{
-  int child = raw(SYS_getpid, 0, 0, 0, 0, 0, 0) != config.voice_pid;
-  *kept = signals_off();
-  lock_take(&gate_lock);
-  if (child && turns++ == 0) lock_file(turn_fd, F_RDLCK, 1);
-  news();
-}
-
-void turn_noted(signals *kept)
-{
-  lock_drop(&gate_lock);
-  signals_back(*kept);
-}
-
-void turn_end(void)
-{
-  if (raw(SYS_getpid, 0, 0, 0, 0, 0, 0) == config.voice_pid) return;
-  signals kept = signals_off();
-  lock_take(&gate_lock);
-  if (turns > 0 && --turns == 0) lock_file(turn_fd, F_UNLCK, 0);
-  lock_drop(&gate_lock);
-  signals_back(kept);
-}
-
-void turns_of_others_end(double seconds)
-{
-  double until = seconds_now() + seconds;
-  while (!lock_file(turn_fd, F_WRLCK, 0) && seconds_now() < until) nap(1000);
-  lock_file(turn_fd, F_UNLCK, 0);
-}
-
-void tables_before_fork(void)
-{
-  expect_children();
-  lock_take(&gate_lock);
-  lock_take(&table_lock);
-}
-
-void tables_after_fork(void)
-{
-  lock_drop(&table_lock);
-  lock_drop(&gate_lock);
 }
 
 /* While a thread looks things up others wait; a look is short. */
@@ -538,4 +417,23 @@ const struct entry *entry_kept_as(const char *name)
     for (struct entry *e = entries[i]; e; e = e->next)
       if (e->kept && !strcmp(e->kept, name)) return e;
   return NULL;
+}
+
+/* ---- descriptors of ours, which a program that closes everything must not take away ---- */
+
+int descriptor_is_ours(int fd)
+{
+  return fd >= 0 && config.side != OFF && (fd == ledger.fd || fd == journal.fd || fd == gate_fd || fd == turn_fd);
+}
+
+void descriptor_moves(int fd)
+{
+  int *each[] = {&ledger.fd, &journal.fd, &gate_fd, &turn_fd};
+  for (int i = 0; i < 4; i++)
+    if (*each[i] == fd) *each[i] = (int)raw(SYS_fcntl, fd, F_DUPFD_CLOEXEC, fd + 1, 0, 0, 0);
+}
+
+void logs_are_read(void)
+{
+  if (journal.fd >= 0) journal.end = raw(SYS_lseek, journal.fd, 0, SEEK_END, 0, 0, 0);
 }
