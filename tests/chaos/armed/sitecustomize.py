@@ -193,6 +193,19 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def unseen(code):
+    """The same code, of no file."""
+    return code.replace(co_filename="<armed>", co_consts=tuple(
+        unseen(each) if isinstance(each, type(code)) else each for each in code.co_consts))
+
+
+def hide():
+    """Only an armed rank has these frames: they must not count as lines of the script, by which ranks compare."""
+    for function in list(globals().values()):
+        if callable(function) and hasattr(function, "__code__"):
+            function.__code__ = unseen(function.__code__)
+
+
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK")
 if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("OARS_TEST_SLOW")
                          or os.environ.get("OARS_TEST_FLIPS")):
@@ -200,4 +213,5 @@ if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("O
     SLOW = json.loads(os.environ.get("OARS_TEST_SLOW", "[]"))
     FLIPS = [flip[1:] for flip in json.loads(os.environ.get("OARS_TEST_FLIPS", "[]")) if flip[0] == int(RANK)]
     if MINE or FLIPS or SLOW[:1] == [int(RANK)]:
+        hide()
         sys.meta_path.insert(0, Finder())
