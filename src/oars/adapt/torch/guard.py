@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer
 
 from oars import runfolder
 from oars.adapt.python import random
@@ -106,7 +107,7 @@ class Guard:
         """Some of the state, or all of it, as a few numbers."""
         now = perf_counter_ns()
         passed, self._looked_at = now - self._looked_at if self._looked_at else 0, now
-        mark = (ctx.era, ctx._numbered, sum(len(o.state) for o in ctx._numbers))
+        mark = (ctx.era, ctx._numbered, sum(map(_held, ctx._numbers)))
         if mark != self._found or self.rounds.count >= _LOOK_AGAIN:
             self._find()
             self._found = mark
@@ -274,6 +275,10 @@ def _state() -> dict[str, torch.Tensor]:
             add(f"{type(module).__name__} {number} {name}", tensor)
     for optimizer, number in sorted(ctx._numbers.items(), key=lambda pair: pair[1]):
         kind = type(optimizer).__name__
+        if not isinstance(optimizer, Optimizer):  # Keras's own
+            for i, variable in enumerate(optimizer.variables):
+                add(f"{kind} {number} variable {i}", variable.value)
+            continue
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             if isinstance(p, Rows):
                 continue
@@ -282,6 +287,11 @@ def _state() -> dict[str, torch.Tensor]:
                 if isinstance(value, torch.Tensor):
                     add(f"{kind} {number} {key} of {names[id(p)]}", value)
     return found
+
+
+def _held(optimizer: Any) -> int:
+    """How much state an optimizer has; Keras's have variables."""
+    return len(optimizer.state if isinstance(optimizer, Optimizer) else optimizer.variables)
 
 
 def _blocks(tensor: torch.Tensor) -> list[Any]:
