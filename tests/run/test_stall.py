@@ -143,17 +143,16 @@ def test_a_rank_that_ends_its_script_early_is_named(tmp_path):
     assert "rank 2 has ended its script (exit code 0), after" in run.err
 
 
-def test_a_rank_in_another_collective_is_out_of_step_and_is_dropped(tmp_path):
+def test_a_rank_in_another_collective_ends_the_run_with_one_line_at_once(tmp_path):
     run = begin(tmp_path, 3, """
         def other(): world._meet("barrier", lambda: time.sleep(1000), 0)
         if rank == 1:
             other()
         meet_the_living()
-    """, "--stall", "1", "--on-stall", "drop")
-    assert run.end() == 0, run.err
-    assert "s: out of step: rank 1 of 3 (pid" in run.err and "rank 1 is in collective" in run.err
-    assert "(barrier)\n    at   script.py:14 in " in run.err and "ranks 0, 2 wait in collective" in run.err
-    assert "1 death survived" in run.err
+    """, "--stall", "60")
+    assert run.end() == 1
+    assert "oars: the ranks have parted: rank 0 in allreduce, rank 1 in barrier, rank 2 in allreduce (" in run.err
+    assert "Traceback" not in run.err
 
 
 def test_a_rank_stuck_in_the_kernel_is_called_that(tmp_path):

@@ -111,14 +111,14 @@ def script_frames(stacks: str) -> list[Frame]:
 
 
 def innermost(stacks: str) -> Frame | None:
-    """Where the main thread is, in whosoever's code."""
+    """Where the main thread is, in any code but ours: what we have put around a function is not where it waits."""
     frames = _main_thread(stacks)
-    return frames[0] if frames else None
+    return next((frame for frame in frames if not frame.file.startswith(LIBRARIES[0])), frames[0] if frames else None)
 
 
 def _main_thread(stacks: str) -> list[Frame]:
     threads = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.M)
-    ours = [text for text in threads if re.search(r'oars/run/\w+\.py", line \d+ in (run_script|main)$', text, re.M)]
+    ours = [text for text in threads if re.search(r'oars/rank/\w+\.py", line \d+ in (run_script|main)$', text, re.M)]
     return [Frame(file, int(line), name) for file, line, name in
             re.findall(r'^  File "(.*)", line (\d+) in (.*)$', (ours or threads)[-1], re.M)]
 

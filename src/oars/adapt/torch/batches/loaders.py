@@ -227,7 +227,9 @@ def iter_next(self: Any) -> Any:
     try:
         data = _read(self, _plain["__next__"](self))
     except Exception as error:
-        data = _unread(self, error)
+        if not _is_everybodys(self, error):
+            raise
+        data = collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
     here = reading(self)
     if here.apart:
         if in_script_thread():
@@ -249,11 +251,11 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _unread(self: Any, error: Exception) -> Any:
-    """A batch could not be read. Where it was cut the other ranks know nothing of that yet."""
+def _is_everybodys(self: Any, error: Exception) -> bool:
+    """A batch could not be read. Whether it was cut, and the other ranks have to be told."""
     here = reading(self)
     if here.apart or not here.queue:
-        raise error
+        return False
     cut = here.queue[0]
     if cut is None or cut.whole or cut.uncut or ctx.alone:
         here.queue.popleft()
@@ -261,8 +263,8 @@ def _unread(self: Any, error: Exception) -> Any:
             why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
             ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
                                 "without them, of which the other ranks do not know: leave them out of the data set")
-        raise error
-    return collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
+        return False
+    return True
 
 
 def _fail(self: Any, data: Any, cut: Cut) -> Any:
