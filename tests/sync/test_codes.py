@@ -54,7 +54,7 @@ def test_what_is_too_large_for_fp16_becomes_its_largest():
 class Alone:
     """A world of one rank."""
 
-    adopted = 0
+    adopted, comm = 0, None
 
     def allgather_alike(self, mine):
         return mine[None]

@@ -98,13 +98,13 @@ def test_deaths_among_gossips_leave_no_sample_out(tmp_path):
 
 # Every sample takes its time to read; who reads how many is told at the end.
 READS = """
-import time, torch
+import ctypes, time, torch
 from torch.utils.data import DataLoader, TensorDataset
+read = ctypes.c_long()  # where nobody looks: a data set that remembers what it has read is read whole
 class Slow(TensorDataset):
-    read = 0
     def __getitem__(self, i):
         time.sleep(0.007)
-        self.read += 1
+        read.value += 1
         return super().__getitem__(i)
 torch.manual_seed(3)
 data = Slow(torch.randn(720, 6))
@@ -114,7 +114,7 @@ for rows, in DataLoader(data, batch_size=30):
     optimizer.zero_grad()
     model(rows).square().mean().backward()
     optimizer.step()
-print(data.read)
+print(read.value)
 """
 
 
