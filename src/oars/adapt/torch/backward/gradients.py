@@ -324,8 +324,10 @@ class Gradients:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
         looked = ctx.guard.look() if ctx.guard is not None else ()
+        # After a death a rank may have been helped over a meeting that another had finished: histories differ then.
+        history = ctx.world.history if not ctx.world.era else 0
         header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted | signals.due << 1,
-                           self.compared or plan.values(), ctx.world.history, *looked], np.int64)
+                           self.compared or plan.values(), history, *looked], np.int64)
         gradients = plan.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
