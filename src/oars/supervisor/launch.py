@@ -121,6 +121,12 @@ def mpirun_command(plan: Plan, env: dict[str, str], place: str) -> list[str]:
     return command
 
 
+def handing_on(plan: Plan, preloading: list[str]) -> list[str]:
+    """How this launcher gives ranks the library that ``preloading`` (a program and a variable) names: Open MPI by a
+    flag of its own, which spares each host the program."""
+    return ["-x", preloading[-1]] if preloading and plan.launcher == "mpirun" and _open_mpi(plan.mpi) else preloading
+
+
 def most_on_a_host(plan: Plan) -> int:
     """How many ranks the fullest host has."""
     return max(slots for _, slots in plan.hosts) if plan.hosts else plan.ranks

@@ -116,12 +116,12 @@ class Supervisor:
     def _start(self) -> None:
         env = launch.rank_environment(self.folder, self.plan)
         python, preload = (stage.staged(self.plan, path) for path in (sys.executable, library.PATH))
-        program = [*library.before_rank(self.plan, preload), *launchers.rank_command(python)]
+        preloading, program = library.before_rank(self.plan, preload), launchers.rank_command(python)
         stage.environment(self.plan, env)
         if self.ranks == 1:
             err_name = error_file(0, self.plan)
             with open(self.folder / runfolder.log(0), "ab") as out, open(self.folder / err_name, "ab") as err:
-                self.process = _popen(program, stdout=out, stderr=err, env=env)
+                self.process = _popen([*preloading, *program], stdout=out, stderr=err, env=env)
             return
         self.stall.start()
         if self.stdin is None:
@@ -132,7 +132,7 @@ class Supervisor:
             if self.reach.hub is None:
                 self.reach.hub = Hub(self.place)
             env[HUB] = self.reach.hub.path
-        command = launch.start_command(self.plan, env, self.place)
+        command = [*launch.start_command(self.plan, env, self.place), *launch.handing_on(self.plan, preloading)]
         self.started_at = time.monotonic()
         with open(self.folder / runfolder.MPIRUN_LOG, "ab") as log:
             self.process = _popen([*command, *program], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
