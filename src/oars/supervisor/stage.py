@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from oars import runfolder
+from oars.adapt.files import library
 from oars.plan import Plan
 from oars.runfolder import RUNS
 
@@ -39,16 +40,17 @@ def wanted(name: str) -> bool:
 
 
 def send(place: str, roots: dict[str, str]) -> None:
-    """On every host, started by ``_broadcast``: unpack what the first packs. By children, whose files are real."""
+    """On every host, started by ``_broadcast``: unpack what the first packs. The files of all of them are real."""
     from mpi4py import MPI
 
     ranks = MPI.COMM_WORLD
     first_here = ranks.Split_type(MPI.COMM_TYPE_SHARED).rank == 0
     again = [sys.executable, os.path.abspath(__file__)]
     words = [f"{name}={path}" for name, path in roots.items()]
-    packing = subprocess.Popen([*again, "pack", *words], stdout=subprocess.PIPE) if ranks.rank == 0 else None
-    unpacking = subprocess.Popen([*again, "unpack", place] if first_here else ["cat"], stdin=subprocess.PIPE,
-                                 stdout=subprocess.DEVNULL)
+    with library.plain():
+        packing = subprocess.Popen([*again, "pack", *words], stdout=subprocess.PIPE) if ranks.rank == 0 else None
+        unpacking = subprocess.Popen([*again, "unpack", place] if first_here else ["cat"], stdin=subprocess.PIPE,
+                                     stdout=subprocess.DEVNULL)
     assert unpacking.stdin is not None
     buffer, total = bytearray(CHUNK), 0
     stream: Any = packing.stdout if packing is not None else None
@@ -62,7 +64,8 @@ def send(place: str, roots: dict[str, str]) -> None:
     unpacking.stdin.close()
     good = unpacking.wait() == 0 and (packing is None or packing.wait() == 0)
     if not ranks.allreduce(good, MPI.LAND):
-        subprocess.run(["rm", "-rf", place])
+        with library.plain():
+            subprocess.run(["rm", "-rf", place])
         sys.exit(1)
     print(total)
 
