@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oars.plan import Plan
 
 if TYPE_CHECKING:
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 
-def install(world: World, plan: Plan, record: Any) -> None:
+def install(world: World, plan: Plan, record: Record) -> None:
     """Patch JAX, as soon as it is imported: scripts say ``from jax import grad, jit`` before they import Keras."""
     import jax
 

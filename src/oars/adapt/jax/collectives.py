@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jax.experimental import io_callback
 
 from oars.adapt.meet import end, meet
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    import keras
 
 _traced = 0  # the era in which JAX has traced what it remembers
 _again = False  # in work that is done again after a loss
@@ -48,11 +51,11 @@ def until_done(work: Callable[[], Any]) -> Any:
         _again = before
 
 
-def _host(message: Any, like: jax.ShapeDtypeStruct, x: Any) -> Any:
+def _host(message: Callable[..., Any], like: jax.ShapeDtypeStruct, x: jax.Array) -> Any:
     if not isinstance(x, jax.core.Tracer):
         return jnp.asarray(message(np.asarray(x)))
 
-    def say(array: Any) -> np.ndarray:
+    def say(array: jax.Array) -> np.ndarray:
         result = meet.quiet(message, np.asarray(array))
         if result is None and not _again:
             end("a rank was lost in a loop or a branch of jax.lax outside of jax.jit, which cannot be done again: put "
@@ -62,12 +65,12 @@ def _host(message: Any, like: jax.ShapeDtypeStruct, x: Any) -> Any:
     return io_callback(say, like, x, ordered=True)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: jax.Array) -> Any:
     return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
 
 
 @jax.custom_vjp
-def total(x: Any) -> Any:
+def total(x: jax.Array) -> Any:
     """Summed over ranks; its gradient is the same."""
     wide = _wide(x)
     return _host(meet.total, jax.ShapeDtypeStruct(wide.shape, wide.dtype), wide).astype(x.dtype)
@@ -76,13 +79,13 @@ def total(x: Any) -> Any:
 total.defvjp(lambda x: (total(x), None), lambda _, g: (total(g),))
 
 
-def every(line: Any) -> Any:
+def every(line: jax.Array) -> Any:
     """Every rank's line (a small array of one shape), stacked; its gradient sums over ranks and keeps its own."""
     return total(jnp.zeros((meet.size, *line.shape), line.dtype).at[meet.rank].set(line))
 
 
 @jax.custom_vjp
-def _mean(flat: Any) -> Any:
+def _mean(flat: jax.Array) -> Any:
     return _host(meet.gradients, jax.ShapeDtypeStruct(flat.shape, flat.dtype), flat)
 
 
@@ -110,7 +113,7 @@ def means(tensors: list[Any]) -> list[Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _joined(x: Any, share: Share) -> Any:
+def _joined(x: jax.Array, share: Share) -> Any:
     like = jax.ShapeDtypeStruct((share.rows, *x.shape[1:]), x.dtype)
 
     def message(rows: np.ndarray) -> np.ndarray:
@@ -120,7 +123,7 @@ def _joined(x: Any, share: Share) -> Any:
     return _host(message, like, x)
 
 
-def _joined_back(share: Share, _: Any, g: Any) -> Any:
+def _joined_back(share: Share, _: None, g: jax.Array) -> Any:
     meet.current(share.era)
     return (share.cut(total(g)) * jnp.asarray(share.real, g.dtype),)
 
@@ -128,20 +131,20 @@ def _joined_back(share: Share, _: Any, g: Any) -> Any:
 class Share:
     """This rank's rows of a global batch."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: jax.Array) -> None:
         self.rows, self.era = int(x.shape[0]), meet.era
         self.first, self.count = meet.computed(self.rows)
         self.real = float(meet.own(self.rows)[1] > 0)  # 0 where this rank has none and computes on a stand-in
 
-    def cut(self, x: Any) -> Any:
+    def cut(self, x: jax.Array) -> Any:
         """Own rows of ``x``."""
         return x[self.first : self.first + self.count]
 
-    def enter(self, x: Any) -> Any:
+    def enter(self, x: jax.Array) -> Any:
         """Own rows of what a model is given; its gradient is the true one, of all rows, on every rank."""
         return self.cut(x) if meet.separate or not jnp.issubdtype(x.dtype, jnp.inexact) else _own(x, self)
 
-    def gather(self, rows: Any) -> Any:
+    def gather(self, rows: jax.Array) -> Any:
         """All ranks' rows, joined; its gradient sums over ranks and keeps own rows."""
         if meet.separate:
             return repeated(rows)
@@ -151,7 +154,7 @@ class Share:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _own(x: object, share: Share) -> Any:
+def _own(x: jax.Array, share: Share) -> Any:
     return share.cut(x)
 
 
@@ -159,7 +162,7 @@ _own.defvjp(lambda x, share: (_own(x, share), None), lambda share, _, g: (share.
 _joined.defvjp(lambda x, share: (_joined(x, share), None), _joined_back)
 
 
-def repeated(rows: Any) -> Any:
+def repeated(rows: jax.Array) -> Any:
     """Own rows as often as there are ranks: what a rank that is on its own takes for all ranks' rows."""
     return jnp.concatenate([rows] * meet.size)
 
@@ -188,18 +191,18 @@ def constant(x: object) -> Any:
     return jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x
 
 
-def in_graph(tree: Any) -> bool:
+def in_graph(tree: object) -> bool:
     """Shapes are always known."""
     return False
 
 
-def kept(model: Any) -> list[tuple[Any, Any]]:
+def kept(model: keras.Model) -> list[tuple[Any, Any]]:
     """What a call may change: to be put back when it is done again. (In ``fit`` Keras keeps the values elsewhere.)"""
     there = [v for v in model.non_trainable_variables if v._value is not None]
     return [(v, v._value) for v in there] if meet.world.survives else []
 
 
-def ran(model: Any, cut: bool) -> None:
+def ran(model: keras.Model, cut: bool) -> None:
     """How a model is called now. (It is of no matter where an embedding's gradient has all lines.)"""
 
 
@@ -219,7 +222,7 @@ def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[An
     return call(), []
 
 
-def joined(share: Share, x: object) -> Any:
+def joined(share: Share, x: jax.Array) -> Any:
     """All ranks' rows of what a model gave."""
     return share.gather(x)
 
@@ -234,6 +237,6 @@ def on_tape() -> bool:
     return False
 
 
-def hidden_from_tape(model: Any) -> str:
+def hidden_from_tape(model: keras.Model) -> str:
     """There are no tapes."""
     return ""

@@ -51,7 +51,7 @@ def grad(inner: Callable[..., Any]) -> Any:
 def value_and_grad(inner: Callable[..., Any]) -> Any:
     """Around ``jax.value_and_grad``."""
     @functools.wraps(inner)
-    def value_and_grad(fun: Any, *args: object, **kwargs: object) -> Any:
+    def value_and_grad(fun: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         gives = inner(fun, *args, **kwargs)
 
         @functools.wraps(gives)

@@ -21,7 +21,7 @@ _jit = jax.jit
 class Compiled:
     """What ``jax.jit`` gives."""
 
-    def __init__(self, function: Any, **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         functools.update_wrapper(self, function)
         for name in ("donate_argnums", "donate_argnames"):
             options.pop(name, None)
@@ -33,11 +33,11 @@ class Compiled:
             return self._compiled(*args, **kwargs)
         return wire.until_done(lambda: self._waited_for(args, kwargs))
 
-    def _waited_for(self, args: Any, kwargs: Any) -> Any:
+    def _waited_for(self, args: tuple, kwargs: dict) -> Any:
         result = self._compiled(*args, **kwargs)
         return jax.block_until_ready(result) if meet.calls else result
 
-    def __get__(self, owner: Any, kind: Any = None) -> Any:
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else functools.partial(self, owner)
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class Compiled:
 def jit(inner: Callable[..., Any]) -> Any:
     """In place of ``jax.jit``, for what is compiled from now on."""
     @functools.wraps(inner)
-    def jit(function: Any = None, **options: Any) -> Any:
+    def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         if function is None:
             return functools.partial(jit, **options)
         return Compiled(function, **options)

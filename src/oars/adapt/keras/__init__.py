@@ -8,15 +8,18 @@ of this: only steps are counted (``on_torch``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oars.plan import Plan
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 
-def install(keras: Any, world: World | None, plan: Plan, record: Any) -> None:
+def install(keras: ModuleType, world: World | None, plan: Plan, record: Record) -> None:
     """Patch Keras for this rank (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.keras import seams
     from oars.adapt.meet import meet

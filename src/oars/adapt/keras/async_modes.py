@@ -17,7 +17,7 @@ import itertools
 import zlib
 from collections.abc import Callable
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +27,11 @@ from oars.engine.world import RankLost
 from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import Shapes, exchange_by
 from oars.exchange.local import Round
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import keras
 
 ROUND, ALL = range(2)
 PLACES = ("ended a round", "looked at a model, or came to its end")
@@ -39,7 +44,7 @@ Values = tuple[list, list, list, list]  # of weights, other variables, the optim
 class Separate:
     """When ranks are on their own, and where they meet."""
 
-    def __init__(self, wire: Any, stateless: bool) -> None:
+    def __init__(self, wire: ModuleType, stateless: bool) -> None:
         plan, world = meet.plan, meet.world
         self.wire, self.stateless = wire, stateless  # JAX: a train function is given the values, and gives new ones
         self.every = int(plan.every)
@@ -56,7 +61,7 @@ class Separate:
 
     # -- training
 
-    def step(self, model: Any, function: Callable, args: tuple) -> Any:
+    def step(self, model: keras.Model, function: Callable, args: tuple) -> Any:
         """One call of a model's train function, on own rows."""
         batches = list(itertools.islice(args[-1], model.steps_per_execution))
         if not batches:
@@ -77,7 +82,7 @@ class Separate:
             self._assign(values)
         return out
 
-    def _begin(self, model: Any, batch: Any, state: tuple) -> None:
+    def _begin(self, model: keras.Model, batch: Any, state: tuple) -> None:
         """A round begins: all ranks have the same weights."""
         if not self.stateless:
             model._symbolic_build(data_batch=batch)  # so that all variables are there
@@ -249,7 +254,7 @@ class _Flat:
 
 def united(unite: Callable[[], None]) -> Any:
     """Around what looks at a model from outside: first all ranks ``unite``."""
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             unite()
@@ -264,9 +269,9 @@ def logs(separate: Separate) -> Any:
     """Around what gives the logs of an epoch: all ranks'."""
     import keras
 
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
-        def logs_of(self: Any, logs: Any) -> Any:
+        def logs_of(self: keras.Model, logs: dict[str, Any]) -> Any:
             if not separate.steps:
                 return inner(self, logs)
             separate.unite()
@@ -278,11 +283,11 @@ def logs(separate: Separate) -> Any:
     return layer
 
 
-def called(separate: Separate, wire: Any) -> Any:
+def called(separate: Separate, wire: ModuleType) -> Any:
     """Around ``Model.__call__``."""
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
             if separate.steps and not meet.inside and wire.now(args, kwargs):
                 separate.unite()
             return inner(self, *args, **kwargs)
@@ -292,7 +297,7 @@ def called(separate: Separate, wire: Any) -> Any:
     return layer
 
 
-def begin(wire: Any, backend: str) -> Separate:
+def begin(wire: ModuleType, backend: str) -> Separate:
     """Separate training, which the end of the script ends too."""
     separate = Separate(wire, backend == "jax")
     meet.unite, before = separate.unite, meet.record.at_end

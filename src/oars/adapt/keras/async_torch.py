@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,6 +22,10 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.recovery import lineage
 from oars.engine.retry import until_none_is_lost
 
+if TYPE_CHECKING:
+    import keras
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
 # Keras's names of state that is a sum of gradients, of either sign, and PyTorch's (``torch/async_modes/gossip.py``).
 _MOMENTA = {"momentums": "momentum_buffer", "average_gradients": "grad_avg"}
 
@@ -33,7 +37,7 @@ class OfKeras(Optimizer):
         super().__init__([v.value for v in variables], {})
         self.weights = [v.value for v in variables]
 
-    def see(self, optimizer: Any) -> None:
+    def see(self, optimizer: keras.Optimizer) -> None:
         """The state that it has now."""
         for name, slots in vars(optimizer).items():
             known = _MOMENTA.get(name.strip("_"), name)
@@ -49,7 +53,7 @@ class Separate:
     def __init__(self) -> None:
         self._stands: WeakKeyDictionary[Any, OfKeras] = WeakKeyDictionary()
 
-    def step(self, model: Any, function: Callable, args: tuple) -> Any:
+    def step(self, model: keras.Model, function: Callable, args: tuple) -> Any:
         """One call of a model's train function."""
         optimizer = model.optimizer
         if optimizer.use_ema:
@@ -84,12 +88,12 @@ def _average(metrics: list) -> None:
         v.assign(torch.from_numpy(part).reshape(v.value.shape).to(v.value.dtype))
 
 
-def logs(inner: Any) -> Any:
+def logs(inner: Callable[..., Any]) -> Any:
     """Around what gives the logs of an epoch: all ranks'."""
     import keras
 
     @functools.wraps(inner)
-    def logs_of(self: Any, logs: Any) -> Any:
+    def logs_of(self: keras.Model, logs: dict[str, Any]) -> Any:
         if not ctx.separate:
             return inner(self, logs)
         ctx.phases.meet(EVALUATION)
@@ -105,7 +109,7 @@ def one_loader(inner: Callable[..., Any]) -> Any:
     keys: WeakKeyDictionary[Any, Key] = WeakKeyDictionary()
 
     @functools.wraps(inner)
-    def get_torch_dataloader(self: Any) -> Any:
+    def get_torch_dataloader(self: ArrayDataAdapter) -> Any:
         loader = inner(self)
         share_key(loader, keys.setdefault(self, Key(loader)))
         return loader

@@ -7,20 +7,27 @@ these lines the same three for all ranks follow exactly, without the cancellatio
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.keras import trace
 from oars.adapt.meet import meet
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
 
-def moments(wire: Any) -> Any:
+    import keras
+    import torch
+
+
+def moments(wire: ModuleType) -> Any:
     """Around ``BatchNormalization._moments``; ranks talk by ``wire``."""
     from keras import ops
     from keras.src import backend
 
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
-        def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        def moments(self: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
             if trace.probing:
                 return backend.cast(self.moving_mean, inputs.dtype), backend.cast(self.moving_variance, inputs.dtype)
             if not meet.split or meet.plan.local_batchnorm:
@@ -51,14 +58,15 @@ def moments(wire: Any) -> Any:
     return layer
 
 
-def averages(wire: Any) -> Any:
+def averages(wire: ModuleType) -> Any:
     """Around ``BatchNormalization.call``: under ``--local-batchnorm`` the moving averages are those of all ranks."""
     from keras import ops
     from keras.src import backend
 
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
-        def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        def call(self: keras.layers.BatchNormalization, inputs: Any, training: bool | None = None,
+                 mask: Any = None) -> Any:
             out = inner(self, inputs, training=training, mask=mask)
             own = meet.split and meet.plan.local_batchnorm and not trace.probing and not meet.separate
             if own and training and self.trainable:
@@ -71,19 +79,19 @@ def averages(wire: Any) -> Any:
     return layer
 
 
-def averages_on_torch(inner: Any) -> Any:
+def averages_on_torch(inner: Callable[..., Any]) -> Any:
     """The same on PyTorch, where statistics of rows are the global batch's by themselves."""
     from oars.adapt.torch.context import ctx
     from oars.adapt.torch.rows import collectives as wire
     from oars.adapt.torch.rows import tensor
 
-    def of_own_rows(self: Any, inputs: Any, mask: Any) -> Any:
+    def of_own_rows(self: keras.layers.BatchNormalization, inputs: torch.Tensor, mask: torch.Tensor | None) -> Any:
         out = inner(self, inputs, training=True, mask=mask)
         for moving in (self.moving_mean, self.moving_variance):
             moving.assign(wire.mean(moving.value.detach()))
         return out
 
-    def on_rows(self: Any, args: tuple, kwargs: dict) -> Any:
+    def on_rows(self: keras.layers.BatchNormalization, args: tuple, kwargs: dict) -> Any:
         moving = self.moving_mean, self.moving_variance
         before, done = [m.value.detach().clone() for m in moving], False
         try:
@@ -97,7 +105,8 @@ def averages_on_torch(inner: Any) -> Any:
                     variable.assign(value)
 
     @functools.wraps(inner)
-    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self: keras.layers.BatchNormalization, inputs: torch.Tensor, training: bool | None = None,
+             mask: torch.Tensor | None = None) -> Any:
         if training and self.trainable and isinstance(inputs, tensor.Rows) and inputs.dim_ == 0:
             return ctx.perform(on_rows, self, (inputs,), {"mask": mask})
         if training and self.trainable and ctx.plain:

@@ -14,12 +14,18 @@ import functools
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.keras import trace
 from oars.adapt.meet import inside, meet
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import keras
+    import tensorflow as tf
 
 wire: Any = None
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")  # is used again, on some ranks before others
@@ -29,13 +35,13 @@ _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> what
 class _Known:
     """Why a model runs whole ("" if it is cut); if it must be tried: in which ways it was, and how often it ran."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.layers, self.reason = len(model._layers), trace.known_to_meet(model)
         self.unknown = trace.must_be_tried(model)
         self.calls, self.ways = 0, set[Any]()
 
 
-def whole(model: Any, args: object, kwargs: object) -> str:
+def whole(model: keras.Model, args: tuple, kwargs: dict) -> str:
     """Why this model is not cut, or ``""``."""
     known = _known.get(model)
     if known is None or known.layers != len(model._layers):
@@ -53,7 +59,7 @@ def whole(model: Any, args: object, kwargs: object) -> str:
     return known.reason
 
 
-def say_whole(model: Any, reason: str) -> None:
+def say_whole(model: keras.Model, reason: str) -> None:
     """One line."""
     meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
 
@@ -66,7 +72,7 @@ def _way(args: object, kwargs: object) -> Any:
                  else _ADDRESS.sub("", repr(leaf)[:200]) for leaf in tree.flatten((args, kwargs)))
 
 
-def split(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def split(model: keras.Model, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """``plain(*args, **kwargs)``, on own rows where that gives the same."""
     from keras import KerasTensor, tree
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -111,7 +117,7 @@ class _Strange(Exception):
     """A model gave what cannot be joined: strings, or a tensor that is not a plain one."""
 
 
-def _joinable(tree: Any, out: Any) -> Any:
+def _joinable(tree: ModuleType, out: Any) -> Any:
     """``out``, if its rows can be joined."""
     for leaf in tree.flatten(out):
         if wire.rows_of(leaf) is None and len(getattr(leaf, "shape", ())):
@@ -119,7 +125,7 @@ def _joinable(tree: Any, out: Any) -> Any:
     return out
 
 
-def _whole(model: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def _whole(model: keras.Model, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     with inside():
         out = plain(*args, **kwargs)
     wire.ran(model, cut=False)
@@ -130,7 +136,7 @@ class _Built(Exception):
     """A model has been built, and its call is not wanted yet."""
 
 
-def _built(model: Any, plain: Any, args: tuple, kwargs: dict) -> bool:
+def _built(model: keras.Model, plain: Callable[..., Any], args: tuple, kwargs: dict) -> bool:
     """Whether the model has its weights. One that gets them by its first call gets them here, by Keras's own way."""
     if model.built:
         return True
@@ -155,7 +161,7 @@ def _built(model: Any, plain: Any, args: tuple, kwargs: dict) -> bool:
     return False
 
 
-def _with_mask(change: Any, x: Any) -> Any:
+def _with_mask(change: Callable[[Any], Any], x: Any) -> Any:
     """``change(x)``, and the same of its mask."""
     from keras.src import backend
 
@@ -167,7 +173,8 @@ def _with_mask(change: Any, x: Any) -> Any:
     return changed
 
 
-def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def _on_own_rows(tree: ModuleType, model: keras.Model, first: Any, plain: Callable[..., Any], args: tuple,
+                 kwargs: dict) -> Any:
     share = wire.Share(first)
     args, kwargs = tree.map_structure(functools.partial(_with_mask, share.enter), (args, kwargs))
     with inside(share):
@@ -178,7 +185,8 @@ def _on_own_rows(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwa
     return tree.map_structure(functools.partial(_with_mask, functools.partial(wire.joined, share)), out)
 
 
-def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs: dict) -> Any:
+def _on_tape(tree: ModuleType, model: keras.Model, first: Any, plain: Callable[..., Any], args: tuple,
+             kwargs: dict) -> Any:
     """The same in an eager loop of TensorFlow, as one operation for its tape (``adapt/tensorflow/eager.py``)."""
     from keras.src import backend
 
@@ -188,7 +196,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
     floats = [i for i, leaf in enumerate(leaves) if wire.rows_of(leaf) is not None and leaf.dtype.is_floating]
     outs: list[Any] = []  # the last forward's, in its structure
 
-    def forward(share: Any, tape: Any) -> tuple[list, list]:
+    def forward(share: Any, tape: tf.GradientTape) -> tuple[list, list]:
         own = [_with_mask(share.cut, leaf) for leaf in leaves]
         for i in floats:
             tape.watch(own[i])
@@ -220,7 +228,7 @@ def _on_tape(tree: Any, model: Any, first: Any, plain: Any, args: tuple, kwargs:
 def called(inner: Callable[..., Any]) -> Any:
     """Around ``Model.__call__``."""
     @functools.wraps(inner)
-    def call(self: Any, *args: object, **kwargs: object) -> Any:
+    def call(self: keras.Model, *args: object, **kwargs: object) -> Any:
         return split(self, functools.partial(inner, self), args, kwargs)
 
     return call
@@ -229,8 +237,8 @@ def called(inner: Callable[..., Any]) -> Any:
 def stateless_called(inner: Callable[..., Any]) -> Any:
     """Around ``Model.stateless_call``."""
     @functools.wraps(inner)
-    def stateless_call(self: Any, trainable_variables: Any, non_trainable_variables: Any, *args: object,
-                       return_losses: bool = False, **kwargs: object) -> Any:
+    def stateless_call(self: keras.Model, trainable_variables: Sequence[Any], non_trainable_variables: Sequence[Any],
+                       *args: object, return_losses: bool = False, **kwargs: object) -> Any:
         others: list[Any] = []
 
         def plain(*args: object, **kwargs: object) -> Any:
@@ -247,13 +255,13 @@ def stateless_called(inner: Callable[..., Any]) -> Any:
     return stateless_call
 
 
-def begin(collectives: Any) -> None:
+def begin(collectives: ModuleType) -> None:
     """Ranks talk by these, TensorFlow's or JAX's."""
     global wire
     wire = collectives
 
 
-def uncut(method: Any) -> Any:
+def uncut(method: Callable[..., Any]) -> Any:
     """Around what goes through a model without running it on a batch."""
     @functools.wraps(method)
     def call(*args: object, **kwargs: object) -> Any:

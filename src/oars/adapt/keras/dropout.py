@@ -7,7 +7,7 @@ ways (``tf.random``, ``jax.random``) shows when a model is tried on some rows on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oars.adapt.keras import trace
@@ -19,12 +19,12 @@ def _by_row(length: Any, share: Any) -> bool:
     return not isinstance(length, int) or (isinstance(share.count, int) and length == share.count)
 
 
-def dropout(inner: Any) -> Any:
+def dropout(inner: Callable[..., Any]) -> Any:
     """Around the backend's ``dropout``."""
     from keras import ops
 
     @functools.wraps(inner)
-    def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+    def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Any = None) -> Any:
         share = meet.split
         if not share or rate in (0.0, 1.0) or (noise_shape is not None and not _by_row(noise_shape[0], share)):
             return inner(inputs, rate, noise_shape, seed)

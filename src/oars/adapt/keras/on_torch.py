@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+    import torch
 
 
-def apply(inner: Any) -> Any:
+def apply(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.apply``: tell where an optimizer changes weights."""
     from oars.adapt.torch.context import ctx
     from oars.adapt.torch.recovery import lineage
@@ -16,7 +20,8 @@ def apply(inner: Any) -> Any:
     known: weakref.WeakSet = weakref.WeakSet()
 
     @functools.wraps(inner)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(self: keras.Optimizer, grads: Sequence[torch.Tensor],
+              trainable_variables: Sequence[keras.Variable] | None = None) -> Any:
         if self not in known:
             known.add(self)
             for v in trainable_variables or self._trainable_variables:
@@ -49,5 +54,5 @@ def checked(inner: Callable[..., Any]) -> Any:
     return check
 
 
-def _of_a_size(spec: Any) -> bool:
+def _of_a_size(spec: keras.InputSpec) -> bool:
     return bool(spec.shape and spec.shape[0] is not None) or 0 in (spec.axes or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras.src import backend as backend_module
@@ -17,6 +17,9 @@ from oars.adapt.python import patching
 from oars.adapt.python.patching import Mode, Seam, instead
 from oars.plan import Plan
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 SEPARATE = Mode("separate")  # --sync local, gossip
 LOCAL_BATCHNORM = Mode("local batchnorm")
 EXACT = Mode("exact")  # no separate training
@@ -27,7 +30,7 @@ _DRAWS = " ".join(name for name in ("normal", "uniform", "randint", "truncated_n
 EVERYWHERE = (Seam(keras.Model, "make_train_function", (steps.make_train_function,)),)
 
 
-def split_models(wire: Any, separate: Any) -> tuple[Seam, ...]:
+def split_models(wire: ModuleType, separate: Any) -> tuple[Seam, ...]:
     """On TensorFlow and JAX, whose ranks talk by ``wire``."""
     from oars.adapt.keras import async_modes as modes
 

@@ -12,12 +12,22 @@ import hashlib
 import itertools
 import os
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oars import runfolder
 from oars.adapt.meet import meet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import keras
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+    from torch.utils.data import DataLoader
+
+    from oars.adapt.keras import async_modes, async_torch
 
 _models: list[Any] = []
 _separate: Any = None  # --sync local
@@ -26,7 +36,7 @@ _loss = 0.0  # of the last batch
 _SOME = 1024  # numbers
 
 
-def begin(separate: Any) -> None:
+def begin(separate: async_modes.Separate | async_torch.Separate | None) -> None:
     """Steps are those of ``separate`` training, unless it is None."""
     global _separate
     _separate = separate
@@ -34,10 +44,10 @@ def begin(separate: Any) -> None:
         atexit.register(digest)
 
 
-def make_train_function(inner: Any) -> Any:
+def make_train_function(inner: Callable[..., Any]) -> Any:
     """Around ``Model.make_train_function``."""
     @functools.wraps(inner)
-    def make_train_function(self: Any, force: bool = False) -> Any:
+    def make_train_function(self: keras.Model, force: bool = False) -> Any:
         before = self.train_function
         made = inner(self, force=force)
         if self.train_function is not None and self.train_function is not before:
@@ -49,7 +59,7 @@ def make_train_function(inner: Any) -> Any:
     return make_train_function
 
 
-def _counted(model: Any, function: Any, backend: str) -> Any:
+def _counted(model: keras.Model, function: Callable[..., Any], backend: str) -> Any:
     """Tell the record of every call of a train function."""
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -84,7 +94,7 @@ def _number(loss: Any) -> float:
 class _Seen:
     """An iterator over batches that remembers how many rows it gave, and looks whether all ranks see the same."""
 
-    def __init__(self, batches: Any, alike: bool) -> None:
+    def __init__(self, batches: Iterator[Any], alike: bool) -> None:
         self.batches, self.rows, self.alike = batches, 0, alike and meet.world is not None
 
     def __iter__(self) -> Any:
@@ -134,16 +144,16 @@ def _rows(data: Any) -> int:
 # -- TensorFlow
 
 
-def make_function(inner: Any) -> Any:
+def make_function(inner: Callable[..., Any]) -> Any:
     """Around ``Model._make_function``."""
     @functools.wraps(inner)
-    def make_function(self: Any, step: Any) -> Any:
+    def make_function(self: keras.Model, step: Callable[..., Any]) -> Any:
         return _of_batches(self, _by_kind(self, step, inner(self, step)))
 
     return make_function
 
 
-def apply(inner: Any) -> Any:
+def apply(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.apply``."""
     import tensorflow as tf
     from keras.src import backend
@@ -151,7 +161,8 @@ def apply(inner: Any) -> Any:
     from oars.adapt.tensorflow import collectives
 
     @functools.wraps(inner)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(self: keras.Optimizer, grads: Sequence[tf.Tensor],
+              trainable_variables: Sequence[keras.Variable] | None = None) -> Any:
         if not self.built and trainable_variables is not None:
             with tf.init_scope(), backend.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables))
@@ -165,7 +176,7 @@ def jit_compile(inner: property) -> property:
     """XLA cannot call the host. A model that is compiled with it by its script is told of, for it draws otherwise."""
     setter: Any = inner.fset
 
-    def choose(self: Any, value: Any) -> None:
+    def choose(self: keras.Model, value: bool | str) -> None:
         if value:
             meet.record.notice("compile(jit_compile=True) is left out: a graph that talks to other ranks cannot be "
                                "XLA's; dropout and noise are TensorFlow's draws, and XLA's are others")
@@ -174,10 +185,10 @@ def jit_compile(inner: property) -> property:
     return property(inner.fget, choose)
 
 
-def own_loader(inner: Any) -> Any:
+def own_loader(inner: Callable[..., Any]) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
     @functools.wraps(inner)
-    def init(self: Any, dataloader: Any) -> None:
+    def init(self: TorchDataLoaderAdapter, dataloader: DataLoader) -> None:
         from oars.adapt.torch.batches.reading import keep_apart
 
         keep_apart(dataloader)
@@ -186,13 +197,13 @@ def own_loader(inner: Any) -> Any:
     return init
 
 
-def _by_kind(model: Any, step: Any, plain: Any) -> Any:
+def _by_kind(model: keras.Model, step: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     """``plain``, but batches of a tf.data pipeline are traced by its kinds: some of Keras's trackers go by shapes."""
     import tensorflow as tf
 
     compiled: dict[str, Any] = {}
 
-    def function(batches: Any, kind: Any = None) -> Any:
+    def function(batches: Iterator[Any], kind: Any = None) -> Any:
         if kind is None or model.run_eagerly:
             return plain(batches)
         name = repr(kind)
@@ -206,7 +217,7 @@ def _by_kind(model: Any, step: Any, plain: Any) -> Any:
     return function
 
 
-def _of_batches(model: Any, function: Any) -> Any:
+def _of_batches(model: keras.Model, function: Callable[..., Any]) -> Any:
     """``function``, given its batches in a list: a step that is lost is done again with the same (``again``)."""
     import tensorflow as tf
 
@@ -224,13 +235,13 @@ def _of_batches(model: Any, function: Any) -> Any:
 # -- weights
 
 
-def _arrays(variables: Any) -> list[np.ndarray]:
+def _arrays(variables: Iterable[Any]) -> list[np.ndarray]:
     from keras import ops
 
     return [np.asarray(ops.convert_to_numpy(v), np.float32) for v in variables]
 
 
-def _leave_weights(variables: Any) -> None:
+def _leave_weights(variables: Iterable[Any]) -> None:
     """For ``oars verify``: the weights as they stand, and a digest to compare ranks by."""
     arrays = _arrays(variables)
     if meet.record.voice:

@@ -18,11 +18,17 @@ import functools
 import io
 import random
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oars.adapt.meet import meet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    import keras
 
 ROWS = 4
 _MIXING = ("MixUp", "CutMix", "RandAugment", "AugMix", "RandomGaussianBlur", "RandomElasticTransform")  # Keras's own
@@ -31,7 +37,7 @@ probing = False  # batch normalisation then takes no statistics of the batch
 drawn: list[tuple] = []  # shapes of what was drawn in the run
 
 
-def known_to_meet(model: Any) -> str:
+def known_to_meet(model: keras.Model) -> str:
     """Why ``model`` cannot be cut into rows, as far as can be seen without trying."""
     if meet.plan.batch == "keep":
         return "--batch keep is for PyTorch; with Keras the batch is the script's"
@@ -48,7 +54,7 @@ def known_to_meet(model: Any) -> str:
     return ""
 
 
-def must_be_tried(model: Any) -> bool:
+def must_be_tried(model: keras.Model) -> bool:
     """Whether there is more in it than Keras's own layers."""
     return any(type(layer).__name__ in _FOREIGN or not _of_keras(layer)
                or any(not hasattr(op, "weights") for op in getattr(layer, "operations", ()))
@@ -56,7 +62,7 @@ def must_be_tried(model: Any) -> bool:
                for layer in model._flatten_layers())
 
 
-def _over_rows(layer: Any) -> bool | None:
+def _over_rows(layer: keras.Layer) -> bool | None:
     """Whether the axis that a layer works along is the batch's; None where that cannot be said without trying."""
     axis = getattr(layer, "axis", None)
     if not _of_keras(layer):
@@ -68,13 +74,13 @@ def _over_rows(layer: Any) -> bool | None:
     return None if not ranks and any(a < -1 for a in axes) else False
 
 
-def _of_keras(layer: Any) -> bool:
+def _of_keras(layer: keras.Layer) -> bool:
     given = (getattr(layer, name, None) for name in ("activation", "recurrent_activation"))
     return all(str(getattr(part, "__module__", "keras")).partition(".")[0] == "keras"
                for part in (type(layer).call, type(layer).build, *given))
 
 
-def tried(model: Any, args: Any, kwargs: Any, wire: Any, first: bool) -> str:
+def tried(model: keras.Model, args: tuple, kwargs: dict, wire: ModuleType, first: bool) -> str:
     """Why ``model``, called like this, cannot be cut into rows, or ``""``. More is tried the ``first`` time."""
     global probing
     from keras import tree
@@ -119,7 +125,8 @@ def tried(model: Any, args: Any, kwargs: Any, wire: Any, first: bool) -> str:
             restore(state)
 
 
-def _compared(run: Any, inputs: Any, spoilt: Any, some: Any, training: bool, wire: Any) -> str:
+def _compared(run: Callable[..., Any], inputs: tuple, spoilt: tuple, some: tuple, training: bool,
+              wire: ModuleType) -> str:
     """Run on four rows, on four of which one is spoilt, and on two; what does not agree."""
     base, updates, drawn, lines = run(*inputs, training)
     if any(np.ndim(out) == 0 or len(out) != ROWS for out in base):
@@ -149,7 +156,7 @@ def _others_change(base: list, spoilt: list) -> bool:
     return any(not np.array_equal(a[others], b[others], equal_nan=True) for a, b in zip(base, spoilt, strict=True))
 
 
-def _goes_back(model: Any, inputs: Any, some: Any, wire: Any) -> str:
+def _goes_back(model: keras.Model, inputs: tuple, some: tuple, wire: ModuleType) -> str:
     """Whether gradients go back through it as through Keras's own layers; sizes of gradients and weights are those of a
     training."""
     rng = np.random.default_rng(1)
@@ -266,12 +273,12 @@ class _AddsLoss(Exception):
     """add_loss in a call."""
 
 
-def _runner(model: Any, values: list, wire: Any) -> Any:
+def _runner(model: keras.Model, values: list, wire: ModuleType) -> Any:
     """The model as a function of arrays, in which no variable of the script is read or changed."""
     from keras import tree
     from keras.src import backend
 
-    def run(args: Any, kwargs: Any, training: bool, share: Any = None) -> tuple[list, dict, list, list]:
+    def run(args: tuple, kwargs: dict, training: bool, share: _Part | None = None) -> tuple[list, dict, list, list]:
         kwargs = _with_training(model, kwargs, training)
         given = {id(v): backend.convert_to_tensor(a, v.dtype) for v, a in values}
         scope = backend.StatelessScope(collect_losses=True, state_mapping=[(v, given[id(v)]) for v, _ in values])
@@ -294,7 +301,8 @@ def _runner(model: Any, values: list, wire: Any) -> Any:
     return _eagerly(run)
 
 
-def _pulled(model: Any, values: list, inputs: Any, share: Any, wire: Any) -> tuple[list, Any]:
+def _pulled(model: keras.Model, values: list, inputs: tuple, share: _Part | None,
+            wire: ModuleType) -> tuple[list, Any]:
     """What the model makes of these rows in training, if it is floats; and what gradients of that, as arrays, are of
     weights and of rows."""
     from keras import tree
@@ -324,13 +332,13 @@ def _pulled(model: Any, values: list, inputs: Any, share: Any, wire: Any) -> tup
     return wire.pulled(forward, [*(held[i] for i in floats), *(leaves[i] for i in rows)])
 
 
-def _with_training(model: Any, kwargs: Any, training: bool) -> dict:
+def _with_training(model: keras.Model, kwargs: dict, training: bool) -> dict:
     """What a ``call`` is given by name: if it is training it is told, if it asks for that."""
     others = {name: value for name, value in kwargs.items() if name != "training"}
     return {**others, "training": training} if model._call_has_training_arg else others
 
 
-def _eagerly(run: Any) -> Any:
+def _eagerly(run: Callable[..., Any]) -> Any:
     """``run`` outside of whatever is being traced."""
     from keras.src import backend
 
@@ -352,7 +360,7 @@ def _rowed(x: object) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def _invented(x: Any, rng: Any, wire: Any) -> Any:
+def _invented(x: Any, rng: np.random.Generator, wire: ModuleType) -> Any:
     """Rows of the kind of ``x``; whole numbers are 0 or 1, which are good indices of anything."""
     if wire.rows_of(x) is None:
         if hasattr(x, "shape") and len(x.shape):
@@ -373,7 +381,7 @@ def _open(x: Any) -> Any:
     return KerasTensor((None, *x.shape[1:]), str(x.dtype)) if _rowed(x) else x
 
 
-def _weights(v: Any, rng: Any) -> np.ndarray:
+def _weights(v: keras.Variable, rng: np.random.Generator) -> np.ndarray:
     shape = tuple(int(d) for d in v.shape)
     if "float" in v.dtype:
         return rng.uniform(0.05, 0.5, shape).astype("float32")

@@ -8,15 +8,18 @@ TensorFlow 1 are in ``adapt/tf1``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oars.plan import Plan
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 
-def install(tf: Any, world: World, plan: Plan, record: Any) -> None:
+def install(tf: ModuleType, world: World, plan: Plan, record: Record) -> None:
     """Patch TensorFlow for this rank of several."""
     from oars.adapt.meet import meet
     from oars.adapt.python.imports import when_imported

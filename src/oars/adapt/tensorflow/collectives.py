@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,10 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from oars.adapt.meet import OWN, PART, WHOLE, meet
 from oars.adapt.tensorflow import tapes
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    import keras
+    from tensorflow.python.framework.func_graph import FuncGraph
 
 _NARROW = (tf.float16, tf.bfloat16)  # summed in float32
 _place: list[tf.Variable] = []  # (rank, number of ranks)
@@ -52,7 +56,8 @@ def renew() -> None:
         _place[0].assign([meet.rank, meet.size])
 
 
-def _host(message: Any, dtype: tf.DType, shape: Any, *tensors: Any) -> tf.Tensor:
+def _host(message: Callable[..., Any], dtype: tf.DType, shape: tf.TensorShape | list[int | None],
+          *tensors: Any) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.convert_to_tensor(message(*(np.asarray(t) for t in tensors)), dtype)
 
@@ -77,18 +82,18 @@ def _host(message: Any, dtype: tf.DType, shape: Any, *tensors: Any) -> tf.Tensor
     return result
 
 
-def talks(graph: Any) -> bool:
+def talks(graph: FuncGraph) -> bool:
     """Whether messages are sent when this graph runs, or one within it."""
     return bool(_own_turn(graph))
 
 
-def talks_within(graph: Any) -> bool:
+def talks_within(graph: FuncGraph) -> bool:
     """Whether a function, a branch or a loop in this graph sends messages."""
     turn = _own_turn(graph)
     return bool(turn) and any(c.type != "AssignVariableOp" for c in turn[0].consumers())
 
 
-def _own_turn(graph: Any) -> list[Any]:
+def _own_turn(graph: FuncGraph) -> list[Any]:
     return [inner for outer, inner in graph.captures if _turn and outer is _turn[0].handle]
 
 
@@ -158,7 +163,7 @@ def sparse_mean(g: tf.IndexedSlices, source: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values / tf.cast(size, values.dtype), indices, g.dense_shape)
 
 
-def ran(model: Any, cut: bool) -> None:
+def ran(model: keras.Model, cut: bool) -> None:
     """How a model is called: of one that was not cut, what ranks have alike of an embedding's gradient is all of it."""
     global _last
     if _last != (weakref.ref(model), cut):
@@ -212,14 +217,14 @@ def looked_up(call: Callable[[], Any], given: list[tuple[Any, Any]]) -> tuple[An
                  if isinstance(g, tf.IndexedSlices)]
 
 
-def share(variable: Any, shared: bool) -> bool:
+def share(variable: tf.Variable, shared: bool) -> bool:
     """Whether ranks look up the same in this one, or lines for their rows; false where others do otherwise."""
     before = getattr(variable, "_oars_shared", shared)
     variable._oars_shared = shared
     return before == shared
 
 
-def _mean_of(flat: tf.Tensor, coded: Any, step: bool) -> tf.Tensor:
+def _mean_of(flat: tf.Tensor, coded: tuple[list, Any] | None, step: bool) -> tf.Tensor:
     @tf.custom_gradient
     def mean(flat: tf.Tensor) -> Any:
         return _host(lambda x: meet.gradients(x, coded, step), flat.dtype, flat.shape, flat), exact
@@ -328,7 +333,7 @@ def in_graph(tree: Any) -> bool:
     return any(isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy") for leaf in tf.nest.flatten(tree))
 
 
-def kept(model: Any) -> list[tuple[Any, Any]]:
+def kept(model: keras.Model) -> list[tuple[Any, Any]]:
     """What a call that runs now, and not in a graph, may change: to be put back when it is done again."""
     if not tf.executing_eagerly() or not meet.world.survives:
         return []
@@ -345,7 +350,7 @@ def on_tape() -> bool:
     return tf.executing_eagerly() and len(tapes.recording) == 1 and meet.world.survives
 
 
-def hidden_from_tape(model: Any) -> str:
+def hidden_from_tape(model: keras.Model) -> str:
     """Which gradient that a tape may be asked for would not be there if this model ran on own rows, or ``""``."""
     if tapes.through_a_loop():
         return "a gradient goes through a loop or a branch around it, in which nothing can be sent"

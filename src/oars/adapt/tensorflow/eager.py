@@ -9,9 +9,9 @@ the other way (``wire.Share.gather``): where tapes are nested, calls go that way
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record as taping
@@ -19,6 +19,11 @@ from tensorflow.python.eager import record as taping
 from oars.adapt.meet import PART, meet
 from oars.adapt.tensorflow import collectives, tapes
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import keras
 
 
 class _Whole:
@@ -35,13 +40,14 @@ class Call:
     """One call of a model. ``forward(share, tape)`` runs it on these rows; it gives its inputs and outputs, flat. If
     gradients can be asked for ``often`` (of a persistent tape), the graph is kept."""
 
-    def __init__(self, model: Any, first: Any, forward: Callable[[Any, Any], tuple[list, list]], often: bool) -> None:
+    def __init__(self, model: keras.Model, first: tf.Tensor, forward: Callable[[Any, Any], tuple[list, list]],
+                 often: bool) -> None:
         self.first, self.forward, self.variables, self.often = first, forward, model.variables, often
         self.before = [v._value.read_value() for v in self.variables]
         self.given: dict[int, Any] = {}  # in another forward: what stands for a variable
         self._run(ExitStack())
 
-    def _run(self, scope: Any) -> None:
+    def _run(self, scope: AbstractContextManager) -> None:
         self.share, self.era = collectives.Share(self.first), meet.era
         self.tape = tf.GradientTape(persistent=self.often)
         with self.tape, scope:
@@ -71,7 +77,7 @@ class Call:
                           [grads[i] for i in at])
         return found[: len(ins)], found[len(ins):]
 
-    def place(self, variable: Any) -> tuple[int, int]:
+    def place(self, variable: tf.Variable) -> tuple[int, int]:
         """Where among the model's variables this one is; those it does not know come in the order they were made in."""
         at = next((i for i, v in enumerate(self.variables) if v._value is variable), len(self.variables))
         return at, int(variable._unique_id.rpartition("_")[2])
@@ -118,11 +124,12 @@ class Call:
         return [None if g is None else tf.convert_to_tensor(meet.gather(g.numpy(), rows), g.dtype) for g in own], sums
 
 
-def _concat(rows: Any) -> Any:
+def _concat(rows: tf.Tensor) -> Any:
     return tf.convert_to_tensor(meet.concat(rows.numpy()), rows.dtype)
 
 
-def call(model: Any, first: Any, inputs: list[Any], forward: Callable[[Any, Any], tuple[list, list]]) -> list[Any]:
+def call(model: keras.Model, first: tf.Tensor, inputs: list[Any],
+         forward: Callable[[Any, Any], tuple[list, list]]) -> list[Any]:
     """The joined outputs of a call, flat; the script's tape sees one operation from ``inputs``, which are floats."""
     (outer,) = tapes.recording
     wanted = taping.should_record_backprop(inputs) if inputs else False
@@ -133,7 +140,7 @@ def call(model: Any, first: Any, inputs: list[Any], forward: Callable[[Any, Any]
             made = Call(model, first, forward, outer._persistent)
             outs = made.joined()
 
-        def back(*grads: Any, variables: Any = ()) -> Any:
+        def back(*grads: Any, variables: Sequence[tf.Variable] = ()) -> Any:
             ordered = sorted(variables, key=made.place)  # TensorFlow gives a set's order: another one on every rank
             found, sums = made.backward(list(grads), wanted, ordered)
             told = {id(v): g for v, g in zip(ordered, sums, strict=True)}

@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.meet import meet
+
+if TYPE_CHECKING:
+    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 _whole = False  # what is traced now leaves the script
 _trains = False  # ... and asks for gradients
@@ -58,7 +61,7 @@ def make_function_context(inner: Callable[..., Any]) -> Any:
 def traced(inner: Callable[..., Any]) -> Any:
     """Around what traces a ``tf.function``."""
     @functools.wraps(inner)
-    def trace(self: Any, *args: object, **kwargs: object) -> Any:
+    def trace(self: Function, *args: object, **kwargs: object) -> Any:
         made = inner(self, *args, **kwargs)
         if _whole:
             made.graph._oars_whole = True
@@ -70,7 +73,7 @@ def traced(inner: Callable[..., Any]) -> Any:
 def get_concrete_function(inner: Callable[..., Any]) -> Any:
     """Around what gives a trace to the script, which may save or send it."""
     @functools.wraps(inner)
-    def concrete(self: Any, *args: object, **kwargs: object) -> Any:
+    def concrete(self: Function, *args: object, **kwargs: object) -> Any:
         global _trains
         if meet.inside:
             return inner(self, *args, **kwargs)

@@ -43,7 +43,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
 def gradient(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape.gradient``."""
     @functools.wraps(inner)
-    def gradient(self: Any, target: object, sources: Any, *args: object, **kwargs: object) -> Any:
+    def gradient(self: tf.GradientTape, target: object, sources: Any, *args: object, **kwargs: object) -> Any:
         grads = None
         while True:
             try:
@@ -64,7 +64,7 @@ def one_by_one(plain: Callable[..., Any]) -> Any:
     """A Jacobian's gradients. TensorFlow takes them all at once, where no message can be sent: an eager loop's come
     from models that run whole (``eager``), a graph's are taken one after the other."""
     @functools.wraps(plain)
-    def jacobian(self: Any, *args: object, **kwargs: object) -> Any:
+    def jacobian(self: tf.GradientTape, *args: object, **kwargs: object) -> Any:
         if not tf.executing_eagerly():
             return plain(self, *args, **{**kwargs, "parallel_iterations": 1, "experimental_use_pfor": False})
         meet.inside += 1

@@ -16,7 +16,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.ops import batch_op, dataset_ops, iterator_ops, map_op, prefetch_op, zip_op
@@ -26,6 +26,9 @@ from tensorflow.python.framework import op_def_registry
 from oars.adapt.meet import meet
 from oars.adapt.tensorflow import collectives
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 _PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)  # they change no element
 _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
@@ -43,7 +46,7 @@ class _Mapped(NamedTuple):
     parallel: bool = False
 
 
-def _traced(dataset: Any) -> _Mapped:
+def _traced(dataset: tf.data.Dataset) -> _Mapped:
     """``dataset``, its maps taken off."""
     if isinstance(dataset, _PASSED):
         return _traced(dataset._input_dataset)
@@ -71,7 +74,7 @@ def _beside(parts: list[_Mapped], flat: list[Any]) -> list[Any]:
     return out
 
 
-def _kinds(function: Any) -> set[str]:
+def _kinds(function: ConcreteFunction) -> set[str]:
     """The types of all operations of a function, and of functions within it."""
     graph = function.graph.as_graph_def()
     inner = [node for f in graph.library.function for node in f.node_def]
@@ -95,7 +98,7 @@ def _plain(specs: list[Any], fixed: bool) -> bool:
         or spec.dtype.is_integer) for spec in specs)
 
 
-def _pipeline(dataset: Any) -> tuple[Any, Any] | None:
+def _pipeline(dataset: tf.data.Dataset) -> tuple[Any, Any] | None:
     """What gives for each batch of ``dataset`` the source's rows and this rank's of the result; None: it is left."""
     inner, ahead = dataset, None
     while isinstance(inner, _PASSED):
@@ -125,7 +128,7 @@ def _pipeline(dataset: Any) -> tuple[Any, Any] | None:
 class Reader(iterator_ops.OwnedIterator):
     """An iterator whose batches are joined from all ranks' rows; TensorFlow's own as soon as TensorFlow takes it."""
 
-    def __init__(self, dataset: Any, rows: Any, own: Any) -> None:
+    def __init__(self, dataset: tf.data.Dataset, rows: tf.data.Dataset, own: Callable[..., Any]) -> None:
         self._whole, self._rows, self._own, self._given = dataset, rows, own, False
         self._element_spec = dataset.element_spec
 
@@ -173,10 +176,10 @@ class Reader(iterator_ops.OwnedIterator):
 _last: list[Reader] = []
 
 
-def iter_(inner: Any) -> Any:
+def iter_(inner: Callable[..., Any]) -> Any:
     """Around ``iter`` of a dataset."""
     @functools.wraps(inner)
-    def iter_(self: Any) -> Any:
+    def iter_(self: tf.data.Dataset) -> Any:
         if not tf.executing_eagerly() or threading.current_thread() is not threading.main_thread():
             return inner(self)
         while _last:

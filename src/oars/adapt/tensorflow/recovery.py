@@ -10,7 +10,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -20,6 +20,9 @@ from tensorflow.python.ops.op_selector import UnliftableError
 from oars.adapt.meet import meet
 from oars.adapt.tensorflow import collectives
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from tensorflow.python.framework.func_graph import FuncGraph
 
 _trace = polymorphic_function.Function.get_concrete_function  # as TensorFlow has it
 _guarded = False  # inside a step that is done again when it must be
@@ -53,10 +56,10 @@ def stop(what: str) -> None:
         _end(what, "put the step into a tf.function, or use fit")
 
 
-def call(inner: Any) -> Any:
+def call(inner: Callable[..., Any]) -> Any:
     """Around the call of a ``tf.function``."""
     @functools.wraps(inner)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: polymorphic_function.Function, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             meet.unite()
         if (_guarded or meet.inside or not meet.world.survives or not tf.executing_eagerly()
@@ -84,7 +87,7 @@ def call(inner: Any) -> Any:
     return call
 
 
-def _looked_at(function: Any) -> tuple[int, bool, list[Any]]:
+def _looked_at(function: polymorphic_function.Function) -> tuple[int, bool, list[Any]]:
     """How often a tf.function was traced, whether it has messages in it, and what it may change before the last."""
     every = [c for c in function._function_cache.values() if not getattr(c.graph, "_oars_whole", False)]
     known = _known.get(function)
@@ -94,7 +97,7 @@ def _looked_at(function: Any) -> tuple[int, bool, list[Any]]:
     return known
 
 
-def _early(graph: Any) -> list[Any]:
+def _early(graph: FuncGraph) -> list[Any]:
     """The variables that are written to by what does not wait for the last message: all others stay, if it is lost."""
     last = None if collectives.talks_within(graph) else getattr(graph, "_oars_last", None)
     behind, waiting = set(), [last] if last is not None else []

@@ -17,7 +17,7 @@ true_gradient = tf.GradientTape.gradient  # as TensorFlow has it
 def pushed(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape._push_tape``."""
     @functools.wraps(inner)
-    def push(self: Any) -> None:
+    def push(self: tf.GradientTape) -> None:
         inner(self)
         recording.append(self)
         self._oars_graph = tf.compat.v1.get_default_graph()
@@ -28,7 +28,7 @@ def pushed(inner: Callable[..., Any]) -> Any:
 def popped(inner: Callable[..., Any]) -> Any:
     """Around ``GradientTape._pop_tape``."""
     @functools.wraps(inner)
-    def pop(self: Any) -> None:
+    def pop(self: tf.GradientTape) -> None:
         inner(self)
         recording.remove(self)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oars.plan import Plan
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 
-def install(tf: Any, world: World | None, plan: Plan, record: Any) -> None:
+def install(tf: ModuleType, world: World | None, plan: Plan, record: Record) -> None:
     """Give TensorFlow its behaviour of 2017 (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.meet import meet
     from oars.adapt.tf1 import seams

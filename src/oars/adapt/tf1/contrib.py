@@ -8,9 +8,9 @@ of variables: ``weights`` and ``biases``, so old checkpoints load. Beside them a
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.layers import layers
@@ -18,6 +18,18 @@ from tensorflow.python.ops import rnn_cell_impl
 from tensorflow.python.util import deprecation
 
 from oars.adapt.tf1 import normalization
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from tensorflow.python.layers.base import Layer
+    from tensorflow.python.ops.variable_scope import _ReuseMode
+
+    Scope: TypeAlias = str | tf.compat.v1.VariableScope | None
+    Reuse: TypeAlias = bool | _ReuseMode | None
+    Collections = str | list[str] | None
+    Sizes = int | Sequence[int]
+    Function = Callable[..., Any] | None
 
 old = tf.compat.v1
 _CUT_OFF = 0.87962566103423978  # the standard deviation of a normal distribution that is cut off at 2
@@ -27,7 +39,7 @@ _scopes: list[dict[Any, dict[str, Any]]] = [{}]  # function -> arguments that it
 # -- arguments for all calls in a block
 
 
-def add_arg_scope(func: Any) -> Any:
+def add_arg_scope(func: Callable[..., Any]) -> Any:
     """A function that takes arguments from the ``arg_scope`` around its call."""
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -37,7 +49,7 @@ def add_arg_scope(func: Any) -> Any:
 
 
 @contextmanager
-def arg_scope(given: Any, **kwargs: Any) -> Iterator[dict]:
+def arg_scope(given: dict[Any, dict[str, Any]] | Sequence[Callable[..., Any]], **kwargs: Any) -> Iterator[dict]:
     """In it these functions have other defaults; or those that such a block had, which is ``given``."""
     now = _scopes[-1]
     scope = given if isinstance(given, dict) else {**now, **{f: {**now.get(f, {}), **kwargs} for f in given}}
@@ -51,25 +63,25 @@ def arg_scope(given: Any, **kwargs: Any) -> Iterator[dict]:
 # -- initializers, regularizers
 
 
-def variance_scaling_initializer(factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: Any = None,
-                                 dtype: Any = tf.float32) -> Any:
+def variance_scaling_initializer(factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False,
+                                 seed: int | None = None, dtype: tf.DType = tf.float32) -> Any:
     """It took the cut-off of a normal distribution for a factor of 1.3 in its variance."""
     kind, scale = ("uniform", factor) if uniform else ("truncated_normal", 1.3 * factor * _CUT_OFF**2)
     with deprecation.silence():  # a type is no argument of the future
         return old.variance_scaling_initializer(scale, mode.lower(), kind, seed, dtype)
 
 
-def xavier_initializer(uniform: bool = True, seed: Any = None, dtype: Any = tf.float32) -> Any:
+def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: tf.DType = tf.float32) -> Any:
     """As Glorot and Bengio have it."""
     return variance_scaling_initializer(1.0, "FAN_AVG", uniform, seed, dtype)
 
 
-def l1_regularizer(scale: float, scope: Any = None) -> Any:
+def l1_regularizer(scale: float, scope: str | None = None) -> Any:
     """The sum of what weights are without their signs."""
     return lambda weights: old.multiply(scale, old.reduce_sum(old.abs(weights)), name=scope)
 
 
-def l2_regularizer(scale: float, scope: Any = None) -> Any:
+def l2_regularizer(scale: float, scope: str | None = None) -> Any:
     """Half the sum of squares."""
     return lambda weights: old.multiply(scale, old.nn.l2_loss(weights), name=scope)
 
@@ -77,16 +89,18 @@ def l2_regularizer(scale: float, scope: Any = None) -> Any:
 # -- layers
 
 
-def _renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def _renamed(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
     head, _, last = name.rpartition("/")
     return getter(f"{head}/{_NAMES.get(last, last)}", *args, **kwargs)
 
 
-def _weighted(kind: Any, scope_name: str, inputs: Any, given: tuple, activation_fn: Any = tf.nn.relu,
-              normalizer_fn: Any = None, normalizer_params: Any = None, weights_initializer: Any = None,
-              weights_regularizer: Any = None, biases_initializer: Any = "zeros", biases_regularizer: Any = None,
-              reuse: Any = None, variables_collections: Any = None, outputs_collections: Any = None,
-              trainable: bool = True, scope: Any = None, **more: Any) -> Any:
+def _weighted(kind: type[Layer], scope_name: str, inputs: tf.Tensor, given: tuple,
+              activation_fn: Function = tf.nn.relu, normalizer_fn: Function = None,
+              normalizer_params: dict[str, Any] | None = None, weights_initializer: Function = None,
+              weights_regularizer: Function = None, biases_initializer: Function | str = "zeros",
+              biases_regularizer: Function = None, reuse: Reuse = None, variables_collections: Collections = None,
+              outputs_collections: Collections = None, trainable: bool = True, scope: Scope = None,
+              **more: Any) -> Any:
     """A layer of ``tf.layers``; where outputs are normalized there are no biases."""
     inputs = tf.convert_to_tensor(inputs)
     with old.variable_scope(scope, scope_name, [inputs], reuse=reuse, custom_getter=_renamed) as own:
@@ -102,46 +116,46 @@ def _weighted(kind: Any, scope_name: str, inputs: Any, given: tuple, activation_
         return _finished(out, activation_fn, outputs_collections)
 
 
-def _finished(out: Any, activation_fn: Any, outputs_collections: Any) -> Any:
+def _finished(out: tf.Tensor, activation_fn: Function, outputs_collections: Collections) -> Any:
     out = out if activation_fn is None else activation_fn(out)
     _collect(outputs_collections, [out])
     return out
 
 
-def _collect(collections: Any, values: list[Any]) -> None:
+def _collect(collections: Collections, values: list[Any]) -> None:
     for value in values:
         old.add_to_collections(collections or [], value)
 
 
 @add_arg_scope
-def fully_connected(inputs: Any, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
+def fully_connected(inputs: tf.Tensor, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
     """``tf.layers.dense``, by default with relu."""
     return _weighted(layers.Dense, "fully_connected", inputs, (num_outputs,), *args, **kwargs)
 
 
 @add_arg_scope
-def conv2d(inputs: Any, num_outputs: int, kernel_size: Any, stride: Any = 1, padding: str = "SAME",
-           data_format: Any = None, rate: Any = 1, *args: Any, **kwargs: Any) -> Any:
+def conv2d(inputs: tf.Tensor, num_outputs: int, kernel_size: Sizes, stride: Sizes = 1, padding: str = "SAME",
+           data_format: str | None = None, rate: Sizes = 1, *args: Any, **kwargs: Any) -> Any:
     """``tf.layers.conv2d``, by default with relu."""
     return _weighted(layers.Conv2D, "Conv", inputs, (num_outputs, kernel_size, stride), *args, padding=padding,
                      data_format=_order(data_format), dilation_rate=rate, **kwargs)
 
 
 @add_arg_scope
-def conv2d_transpose(inputs: Any, num_outputs: int, kernel_size: Any, stride: Any = 1, padding: str = "SAME",
-                     data_format: Any = None, *args: Any, **kwargs: Any) -> Any:
+def conv2d_transpose(inputs: tf.Tensor, num_outputs: int, kernel_size: Sizes, stride: Sizes = 1, padding: str = "SAME",
+                     data_format: str | None = None, *args: Any, **kwargs: Any) -> Any:
     """``tf.layers.conv2d_transpose``, by default with relu."""
     return _weighted(layers.Conv2DTranspose, "Conv2d_transpose", inputs, (num_outputs, kernel_size, stride), *args,
                      padding=padding, data_format=_order(data_format), **kwargs)
 
 
-def _order(data_format: Any) -> str:
+def _order(data_format: str | None) -> str:
     return "channels_first" if data_format and data_format.startswith("NC") else "channels_last"
 
 
-def _pooling(plain: Any, scope_name: str) -> Any:
-    def pool(inputs: Any, kernel_size: Any, stride: Any = 2, padding: str = "VALID", data_format: Any = None,
-             outputs_collections: Any = None, scope: Any = None) -> Any:
+def _pooling(plain: Callable[..., Any], scope_name: str) -> Any:
+    def pool(inputs: tf.Tensor, kernel_size: Sizes, stride: Sizes = 2, padding: str = "VALID",
+             data_format: str | None = None, outputs_collections: Collections = None, scope: str | None = None) -> Any:
         with old.name_scope(scope, scope_name, [inputs]):
             out = plain(inputs, kernel_size, stride, padding, _order(data_format))
             return _finished(out, None, outputs_collections)
@@ -150,8 +164,9 @@ def _pooling(plain: Any, scope_name: str) -> Any:
 
 
 @add_arg_scope
-def dropout(inputs: Any, keep_prob: Any = 0.5, noise_shape: Any = None, is_training: Any = True,
-            outputs_collections: Any = None, scope: Any = None, seed: Any = None) -> Any:
+def dropout(inputs: tf.Tensor, keep_prob: float | tf.Tensor = 0.5,
+            noise_shape: Sequence[int | None] | tf.Tensor | None = None, is_training: bool | tf.Tensor = True,
+            outputs_collections: Collections = None, scope: str | None = None, seed: int | None = None) -> Any:
     """``tf.layers.dropout``, told what to keep."""
     with old.name_scope(scope, "Dropout", [inputs]):
         out = layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training)
@@ -159,11 +174,13 @@ def dropout(inputs: Any, keep_prob: Any = 0.5, noise_shape: Any = None, is_train
 
 
 @add_arg_scope
-def batch_norm(inputs: Any, decay: float = 0.999, center: bool = True, scale: bool = False, epsilon: float = 0.001,
-               activation_fn: Any = None, param_initializers: Any = None, param_regularizers: Any = None,
-               updates_collections: Any = old.GraphKeys.UPDATE_OPS, is_training: Any = True, reuse: Any = None,
-               variables_collections: Any = None, outputs_collections: Any = None, trainable: bool = True,
-               scope: Any = None, fused: Any = None, data_format: str = "NHWC") -> Any:
+def batch_norm(inputs: tf.Tensor, decay: float = 0.999, center: bool = True, scale: bool = False,
+               epsilon: float = 0.001, activation_fn: Function = None,
+               param_initializers: dict[str, Any] | None = None, param_regularizers: dict[str, Any] | None = None,
+               updates_collections: Collections = old.GraphKeys.UPDATE_OPS, is_training: bool | tf.Tensor = True,
+               reuse: Reuse = None, variables_collections: Collections = None, outputs_collections: Collections = None,
+               trainable: bool = True, scope: Scope = None, fused: bool | None = None,
+               data_format: str = "NHWC") -> Any:
     """``tf.layers.batch_normalization``; without a collection for them, updates are made where outputs are used."""
     more = {f"{part}_initializer": value for part, value in (param_initializers or {}).items()}
     more |= {f"{part}_regularizer": value for part, value in (param_regularizers or {}).items()}
@@ -181,19 +198,20 @@ def batch_norm(inputs: Any, decay: float = 0.999, center: bool = True, scale: bo
         return _finished(out, activation_fn, outputs_collections)
 
 
-def flatten(inputs: Any, outputs_collections: Any = None, scope: Any = None) -> Any:
+def flatten(inputs: tf.Tensor, outputs_collections: Collections = None, scope: str | None = None) -> Any:
     """``tf.layers.flatten``."""
     with old.name_scope(scope, "Flatten", [inputs]):
         return _finished(layers.flatten(inputs), None, outputs_collections)
 
 
-def one_hot_encoding(labels: Any, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
+def one_hot_encoding(labels: tf.Tensor, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
     """``tf.one_hot``."""
     return tf.one_hot(tf.cast(labels, tf.int64), num_classes, on_value, off_value)
 
 
-def embed_sequence(ids: Any, vocab_size: int, embed_dim: int, unique: bool = False, initializer: Any = None,
-                   regularizer: Any = None, trainable: bool = True, scope: Any = None, reuse: Any = None) -> Any:
+def embed_sequence(ids: tf.Tensor, vocab_size: int, embed_dim: int, unique: bool = False, initializer: Function = None,
+                   regularizer: Function = None, trainable: bool = True, scope: Scope = None,
+                   reuse: Reuse = None) -> Any:
     """Lines of a table that is a variable of its own."""
     with old.variable_scope(scope, "EmbedSequence", [ids], reuse=reuse):
         table = old.get_variable("embeddings", [vocab_size, embed_dim], None, initializer, regularizer, trainable)
@@ -219,7 +237,8 @@ FRAMEWORK = {"arg_scope": arg_scope, "add_arg_scope": add_arg_scope, "get_global
 class OutputProjectionWrapper(rnn_cell_impl.RNNCell):
     """A cell with a dense layer on its output."""
 
-    def __init__(self, cell: Any, output_size: int, activation: Any = None, reuse: Any = None) -> None:
+    def __init__(self, cell: rnn_cell_impl.RNNCell, output_size: int, activation: Function = None,
+                 reuse: Reuse = None) -> None:
         super().__init__(_reuse=reuse)
         self._cell, self._size, self._activation = cell, output_size, activation
 
@@ -233,11 +252,11 @@ class OutputProjectionWrapper(rnn_cell_impl.RNNCell):
         """The layer's."""
         return self._size
 
-    def zero_state(self, batch_size: Any, dtype: Any) -> Any:
+    def zero_state(self, batch_size: int | tf.Tensor, dtype: tf.DType) -> Any:
         """The cell's."""
         return self._cell.zero_state(batch_size, dtype)
 
-    def call(self, inputs: Any, state: Any) -> Any:
+    def call(self, inputs: tf.Tensor, state: Any) -> Any:
         """One step."""
         output, state = self._cell(inputs, state)
         kernel = old.get_variable("kernel", [output.shape[1], self._size], output.dtype)
@@ -246,12 +265,13 @@ class OutputProjectionWrapper(rnn_cell_impl.RNNCell):
         return (projected if self._activation is None else self._activation(projected)), state
 
 
-def _crossentropy(loss: Any, labels: Any, logits: Any) -> Any:
+def _crossentropy(loss: Function, labels: tf.Tensor, logits: tf.Tensor) -> Any:
     return (loss or old.nn.sparse_softmax_cross_entropy_with_logits)(labels=labels, logits=logits)
 
 
-def sequence_loss(logits: Any, targets: Any, weights: Any, average_across_timesteps: bool = True,
-                  average_across_batch: bool = True, softmax_loss_function: Any = None, name: Any = None) -> Any:
+def sequence_loss(logits: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, average_across_timesteps: bool = True,
+                  average_across_batch: bool = True, softmax_loss_function: Function = None,
+                  name: str | None = None) -> Any:
     """``tf.contrib.seq2seq.sequence_loss``: of tensors with a dimension of time, averaged by their weights."""
     with old.name_scope(name, "sequence_loss", [logits, targets, weights]):
         flat = tf.reshape(logits, [-1, logits.shape[2]])
@@ -266,7 +286,7 @@ def sequence_loss(logits: Any, targets: Any, weights: Any, average_across_timest
 
 
 def sequence_loss_by_example(logits: list, targets: list, weights: list, average_across_timesteps: bool = True,
-                             softmax_loss_function: Any = None, name: Any = None) -> Any:
+                             softmax_loss_function: Function = None, name: str | None = None) -> Any:
     """``tf.contrib.legacy_seq2seq``'s: of lists with an item for each step."""
     with old.name_scope(name, "sequence_loss_by_example", logits + targets + weights):
         total = tf.add_n([_crossentropy(softmax_loss_function, tf.reshape(target, [-1]), logit) * weight
@@ -275,8 +295,8 @@ def sequence_loss_by_example(logits: list, targets: list, weights: list, average
 
 
 def sequence_loss_of_lists(logits: list, targets: list, weights: list, average_across_timesteps: bool = True,
-                           average_across_batch: bool = True, softmax_loss_function: Any = None,
-                           name: Any = None) -> Any:
+                           average_across_batch: bool = True, softmax_loss_function: Function = None,
+                           name: str | None = None) -> Any:
     """The same, summed or averaged over rows."""
     with old.name_scope(name, "sequence_loss", logits + targets + weights):
         losses = sequence_loss_by_example(logits, targets, weights, average_across_timesteps, softmax_loss_function)
@@ -284,8 +304,8 @@ def sequence_loss_of_lists(logits: list, targets: list, weights: list, average_a
         return cost / tf.cast(tf.shape(targets[0])[0], cost.dtype) if average_across_batch else cost
 
 
-def rnn_decoder(decoder_inputs: list, initial_state: Any, cell: Any, loop_function: Any = None,
-                scope: Any = None) -> Any:
+def rnn_decoder(decoder_inputs: list, initial_state: Any, cell: rnn_cell_impl.RNNCell, loop_function: Function = None,
+                scope: Scope = None) -> Any:
     """Step by step; ``loop_function`` makes an input of the last output."""
     with old.variable_scope(scope or "rnn_decoder"):
         state, outputs = initial_state, list[Any]()

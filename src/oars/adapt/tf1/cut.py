@@ -44,7 +44,7 @@ class Refused(Exception):
 class Cut:
     """The second version of one graph."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: tf.Graph) -> None:
         self.graph, self.lock, self.guards = graph, threading.RLock(), Guards()
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Any] = {}  # -> its second version, or itself
@@ -64,7 +64,7 @@ class Cut:
 
     # -- growing
 
-    def _is_open(self, op: Any) -> bool:
+    def _is_open(self, op: tf.Operation) -> bool:
         """A placeholder whose first dimension is not fixed."""
         if op.type != "Placeholder" or op.name in self._sparse:
             return False
@@ -72,7 +72,7 @@ class Cut:
         return (bool(shape.rank) and shape.as_list()[0] is None
                 and (dtype.is_floating or dtype.is_integer or dtype.is_bool))
 
-    def fed(self, key: Any, value: Any) -> Any:
+    def fed(self, key: tf.Tensor | tf.SparseTensor | str | bytes, value: Any) -> Any:
         """A tensor is to be fed with ``value``. A placeholder without a shape is taken for a number (most often it is
         the ``keep_prob`` of a dropout) if that is what it is fed with at first, and as long as it is."""
         tensor = self.graph.as_graph_element(tf.compat.as_str_any(key)) if isinstance(key, (str, bytes)) else key
@@ -85,7 +85,7 @@ class Cut:
                 self._numbers.add(tensor.op.name)
         return tensor
 
-    def _forget(self, op: Any) -> None:
+    def _forget(self, op: tf.Operation) -> None:
         """Whatever depends on this operation, which was taken for a number, is to be grown anew."""
         after = ahead(op)
         if after.keys() & self.second:
@@ -98,19 +98,19 @@ class Cut:
                 self._values.pop(tensor.name, None)
                 self._fetches.pop(tensor.name, None)
 
-    def op(self, op: Any) -> Any:
+    def op(self, op: tf.Operation) -> Any:
         """The second version of ``op``."""
         if op.name not in self._ops:
             with self.lock, _Building(self.graph):
                 self._grow(op)
         return self._ops[op.name]
 
-    def value(self, tensor: Any) -> Value:
+    def value(self, tensor: tf.Tensor) -> Value:
         """The second version of ``tensor``."""
         self.op(tensor.op)
         return self._values[tensor.name]
 
-    def fetched(self, tensor: Any) -> Any:
+    def fetched(self, tensor: tf.Tensor) -> Any:
         """``tensor`` for a run to fetch: all of it, and no message's result itself, which is fed already."""
         value = self.value(tensor)
         if not value.rows and value.tensor.op.name not in self.messages:
@@ -121,7 +121,7 @@ class Cut:
                 self._fetches[tensor.name] = tf.identity(self.whole(value).tensor)
         return self._fetches[tensor.name]
 
-    def if_there(self, tensor: Any) -> Any:
+    def if_there(self, tensor: tf.Tensor) -> Any:
         """A tensor of the second version for a run to fetch; in a branch, it and whether (0 or 1) it is not there."""
         guards = self.guards.of(tensor)
         if not guards:
@@ -137,7 +137,7 @@ class Cut:
         """Whether this operation has a second version that is not itself."""
         return name in self._ops and self._ops[name].name != name
 
-    def _grow(self, op: Any) -> None:
+    def _grow(self, op: tf.Operation) -> None:
         waiting = [op]
         while waiting:
             op = waiting[-1]
@@ -152,7 +152,7 @@ class Cut:
                 self._add(op)
                 waiting.pop()
 
-    def _leave(self, op: Any) -> None:
+    def _leave(self, op: tf.Operation) -> None:
         """A loop stays as it is, if it does not depend on the batch."""
         found = behind([op])
         if any(self._is_open(b) or self._ops.get(b.name, b).name != b.name for b in found.values()):
@@ -161,7 +161,7 @@ class Cut:
             self._ops[b.name] = b
             self._values.update({t.name: Value(t, 0) for t in b.outputs})
 
-    def _add(self, op: Any) -> None:
+    def _add(self, op: tf.Operation) -> None:
         self._user = f"{op.name} {op.type}"
         ins = [self._values[t.name] for t in op.inputs]
         controls = [self._ops[c.name] for c in _controls(op)]
@@ -181,7 +181,7 @@ class Cut:
         for tensor, value in zip(op.outputs, outs, strict=True):
             self._values[tensor.name] = value
 
-    def _whole(self, op: Any, ins: list[Value]) -> list[Value]:
+    def _whole(self, op: tf.Operation, ins: list[Value]) -> list[Value]:
         """``op`` on what is whole. Sums over ranks that it adds up (a weight used often has many) become one."""
         sums = [m for m in (self.messages.get(v.tensor.op.name) for v in ins) if m and m.summed]
         if op.type != "AddN" or len(sums) < 2:
@@ -193,7 +193,7 @@ class Cut:
 
     # -- what rules are made of
 
-    def made(self, op: Any, ins: list[Value], rows: bool) -> list[Value]:
+    def made(self, op: tf.Operation, ins: list[Value], rows: bool) -> list[Value]:
         """``op`` on these inputs; gives ``rows``, or what is whole."""
         attrs = {name: value for name, value in op.node_def.attr.items() if name != "_class"}
         copy = self.graph.create_op(op.type, [v.tensor for v in ins], [t.dtype for t in op.outputs], op._input_types,
@@ -201,11 +201,11 @@ class Cut:
         self._ops[op.name] = copy
         return [Value(t, rules.lines(ins) if rows else 0) for t in copy.outputs]
 
-    def gathered(self, op: Any, ins: list[Value]) -> list[Value]:
+    def gathered(self, op: tf.Operation, ins: list[Value]) -> list[Value]:
         """``op`` on all rows."""
         return self.made(op, [self.whole(v) for v in ins], rows=False)
 
-    def summed(self, op: Any, ins: list[Value]) -> list[Value]:
+    def summed(self, op: tf.Operation, ins: list[Value]) -> list[Value]:
         """``op`` on own rows, which gives a part of a sum."""
         return [self.total(v) for v in self.made(op, ins, rows=False)]
 
@@ -229,7 +229,7 @@ class Cut:
                 self._wholes[v.tensor.name] = Value(joined, 0)
         return self._wholes[v.tensor.name]
 
-    def _message(self, v: Value, summed: bool, shape: Any) -> Value:
+    def _message(self, v: Value, summed: bool, shape: tf.TensorShape | list[int | None]) -> Value:
         if self.guards.of(v.tensor):
             raise Refused("there is a condition in the graph, and in a branch of it rows of the batch meet: "
                           f"{self._user}")
@@ -253,7 +253,7 @@ class Cut:
         rows.set_shape([None, *v.tensor.shape[1:]])
         return Value(rows, like)
 
-    def shape(self, v: Value, dtype: Any) -> Value:
+    def shape(self, v: Value, dtype: tf.DType) -> Value:
         """The shape of all of it."""
         shape = tf.shape(v.tensor, out_type=dtype)
         if v.rows:
@@ -261,7 +261,7 @@ class Cut:
             shape = tf.concat([every, shape[1:]], 0)
         return Value(shape, 0)
 
-    def size(self, v: Value, dtype: Any) -> Value:
+    def size(self, v: Value, dtype: tf.DType) -> Value:
         """How many elements all of it has."""
         return Value(tf.reduce_prod(self.shape(v, dtype).tensor), 0)
 
@@ -293,7 +293,7 @@ class Guards:
     def __init__(self) -> None:
         self._known: dict[str, frozenset] = {}  # by operation; a Switch adds one more to each result
 
-    def of(self, tensor: Any) -> frozenset:
+    def of(self, tensor: tf.Tensor) -> frozenset:
         """The guards of ``tensor``."""
         waiting = [tensor.op]
         while waiting:
@@ -311,7 +311,7 @@ class Guards:
                 waiting.pop()
         return self._at(tensor)
 
-    def _at(self, tensor: Any) -> frozenset:
+    def _at(self, tensor: tf.Tensor) -> frozenset:
         guards, op = self._known[tensor.op.name], tensor.op
         if not op.type.endswith("Switch"):
             return guards
@@ -324,7 +324,7 @@ class Guards:
 class _Building:
     """New operations go into a graph, wherever the script is: outside of its names, devices and dependencies."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: tf.Graph) -> None:
         self.graph = graph
 
     def __enter__(self) -> None:
@@ -339,11 +339,11 @@ class _Building:
         self.graph._finalized = self.finalized
 
 
-def _before(op: Any) -> list[Any]:
+def _before(op: tf.Operation) -> list[Any]:
     return [*(t.op for t in op.inputs), *_controls(op)]
 
 
-def _controls(op: Any) -> list[Any]:
+def _controls(op: tf.Operation) -> list[Any]:
     """In one order on all ranks: TensorFlow gives control inputs as they lie in memory. That one input's gradient waits
     for those of the others, though nobody asks for them, is left out."""
     return sorted((c for c in op.control_inputs if not c.name.endswith("_grad/tuple/group_deps")), key=lambda c: c.name)
@@ -361,7 +361,7 @@ def behind(ops: list[Any]) -> dict[str, Any]:
     return found
 
 
-def ahead(op: Any) -> dict[str, Any]:
+def ahead(op: tf.Operation) -> dict[str, Any]:
     """This operation and all that depend on it, by name."""
     found: dict[str, Any] = {}
     waiting = [op]
@@ -396,7 +396,7 @@ def levels(found: dict[str, Any], messages: dict[str, Message]) -> dict[str, int
     return known
 
 
-def _identical(op: Any) -> Any:
+def _identical(op: tf.Operation) -> Any:
     """Where its value comes from: TensorFlow may put that in its place."""
     while op.type == "Identity":
         op = op.inputs[0].op

@@ -9,9 +9,12 @@ from __future__ import annotations
 import gzip
 import os
 from collections import namedtuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Datasets = namedtuple("Datasets", ["train", "validation", "test"])
 _FONT = ("01110 10001 10011 10101 11001 10001 01110", "00100 01100 00100 00100 00100 00100 01110",
@@ -44,8 +47,8 @@ class DataSet:
         return self.images[chosen], self.labels[chosen]
 
 
-def read_data_sets(train_dir: str, fake_data: bool = False, one_hot: bool = False, dtype: Any = None,
-                   reshape: bool = True, validation_size: int = 5000, seed: Any = None, **_: Any) -> Datasets:
+def read_data_sets(train_dir: str, fake_data: bool = False, one_hot: bool = False, dtype: tf.DType | None = None,
+                   reshape: bool = True, validation_size: int = 5000, seed: int | None = None, **_: Any) -> Datasets:
     """MNIST from ``train_dir``, or digits that are drawn here."""
     images, labels = _read(train_dir, "train") or _draw(12000, 1)
     test = _read(train_dir, "t10k") or _draw(2000, 2)

@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Name = tuple[Any, str, Any]  # where it stands, the name, what it is
@@ -30,7 +30,7 @@ _OLDER = {"mul": "multiply", "sub": "subtract", "neg": "negative", "pack": "stac
           "nn.seq2seq": "contrib.legacy_seq2seq"}
 
 
-def given(tf: Any) -> Iterator[Name]:
+def given(tf: types.ModuleType) -> Iterator[Name]:
     """The names of TensorFlow 1 for the module ``tensorflow``, each to be put there before the next is asked for."""
     old, imported = tf.compat.v1, importlib.import_module("tensorflow.compat.v1")  # two modules with the same names
     # That these are not the future is no news to these scripts.
@@ -84,7 +84,7 @@ class _Gone(types.ModuleType):
 class _Ends:
     """Looks for modules before all others do: an import of what is gone ends the script too."""
 
-    def find_spec(self, name: str, path: Any = None, target: object = None) -> None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
         if name.startswith(("tensorflow.contrib.", "tensorflow.estimator.")):
             _end(name)
 
@@ -114,7 +114,7 @@ def _cells(where: str) -> types.ModuleType:
     return module
 
 
-def _contrib(old: Any) -> Iterator[types.ModuleType]:
+def _contrib(old: types.ModuleType) -> Iterator[types.ModuleType]:
     """What there is of it, each behind what it is in."""
     from oars.adapt.tf1 import contrib, vocabulary
 

@@ -6,10 +6,18 @@ trains may be fed: then both kinds of statistics are there and one is chosen, wi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.layers.base import Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tensorflow.python.ops.variable_scope import _ReuseMode
+
+    Axis = int | list[int] | tuple[int, ...]
+    Function = Callable[..., Any] | None
 
 old = tf.compat.v1
 
@@ -17,13 +25,15 @@ old = tf.compat.v1
 class BatchNormalization(Layer):
     """Normalise along ``axis`` by the batch's statistics in training, by their moving averages otherwise."""
 
-    def __init__(self, axis: Any = -1, momentum: float = 0.99, epsilon: float = 1e-3, center: bool = True,
-                 scale: bool = True, beta_initializer: Any = "zeros", gamma_initializer: Any = "ones",
-                 moving_mean_initializer: Any = "zeros", moving_variance_initializer: Any = "ones",
-                 beta_regularizer: Any = None, gamma_regularizer: Any = None, beta_constraint: Any = None,
-                 gamma_constraint: Any = None, renorm: bool = False, renorm_clipping: Any = None,
-                 renorm_momentum: float = 0.99, fused: bool | None = None, trainable: bool = True,
-                 virtual_batch_size: Any = None, adjustment: Any = None, name: Any = None, **kwargs: object) -> None:
+    def __init__(self, axis: Axis = -1, momentum: float = 0.99, epsilon: float = 1e-3, center: bool = True,
+                 scale: bool = True, beta_initializer: Function | str = "zeros",
+                 gamma_initializer: Function | str = "ones", moving_mean_initializer: Function | str = "zeros",
+                 moving_variance_initializer: Function | str = "ones", beta_regularizer: Function = None,
+                 gamma_regularizer: Function = None, beta_constraint: Function = None,
+                 gamma_constraint: Function = None, renorm: bool = False,
+                 renorm_clipping: dict[str, Any] | None = None, renorm_momentum: float = 0.99,
+                 fused: bool | None = None, trainable: bool = True, virtual_batch_size: int | None = None,
+                 adjustment: Function = None, name: str | None = None, **kwargs: object) -> None:
         if renorm or virtual_batch_size or adjustment:
             raise SystemExit("oars: tf.layers.batch_normalization with renorm, virtual_batch_size or adjustment is not "
                              "in today's TensorFlow: leave them out, or write that part with tf.nn.moments")
@@ -36,7 +46,7 @@ class BatchNormalization(Layer):
             "moving_variance": (True, False, moving_variance_initializer, None, None),
         }
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape | Sequence[int | None]) -> None:
         """Make its variables."""
         dims = tf.TensorShape(input_shape).as_list()
         (axis,) = self.axis if isinstance(self.axis, (list, tuple)) else (self.axis,)
@@ -48,7 +58,7 @@ class BatchNormalization(Layer):
                                                 regularizer=regularizer, constraint=constraint) if there else None)
         self.built = True
 
-    def call(self, inputs: Any, training: Any = False) -> Any:
+    def call(self, inputs: tf.Tensor, training: bool | tf.Tensor = False) -> Any:
         """Normalise ``inputs``; ``training`` is a truth value or a tensor of one."""
         mean, variance = self.moving_mean, self.moving_variance
         known = tf.get_static_value(training) if tf.is_tensor(training) else training
@@ -63,7 +73,7 @@ class BatchNormalization(Layer):
             numbers = [None if n is None else tf.reshape(n, along) for n in numbers]
         return tf.nn.batch_normalization(inputs, *numbers, self.epsilon)
 
-    def _of_batch(self, inputs: Any, weight: Any) -> tuple[Any, Any]:
+    def _of_batch(self, inputs: tf.Tensor, weight: float | tf.Tensor) -> tuple[Any, Any]:
         """The batch's mean and variance; that averages move, if this has a ``weight``, becomes an update."""
         axes = [axis for axis in range(inputs.shape.rank) if axis != self.axis]
         mean, variance = tf.nn.moments(inputs, axes)
@@ -77,8 +87,9 @@ class BatchNormalization(Layer):
         return mean, variance
 
 
-def batch_normalization(inputs: Any, axis: Any = -1, momentum: float = 0.99, epsilon: float = 1e-3, *,
-                        training: Any = False, name: Any = None, reuse: Any = None, **kwargs: Any) -> Any:
+def batch_normalization(inputs: tf.Tensor, axis: Axis = -1, momentum: float = 0.99, epsilon: float = 1e-3, *,
+                        training: bool | tf.Tensor = False, name: str | None = None,
+                        reuse: bool | _ReuseMode | None = None, **kwargs: Any) -> Any:
     """``tf.layers.batch_normalization``: the same as a function."""
     layer = BatchNormalization(axis, momentum, epsilon, name=name, _scope=name, _reuse=reuse, **kwargs)
     return layer(inputs, training=training)

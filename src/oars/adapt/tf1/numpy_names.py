@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import operator
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 from oars.adapt.python.patching import put
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _PYTHONS = {"float": float, "int": int, "bool": bool, "object": object, "str": str, "complex": complex, "long": int,
             "unicode": str, "asscalar": operator.methodcaller("item")}
@@ -21,7 +24,7 @@ _RENAMED = {"float_": "float64", "complex_": "complex128", "cfloat": "complex128
             "alltrue": "all", "round_": "round", "row_stack": "vstack", "in1d": "isin", "trapz": "trapezoid"}
 
 
-def install(numpy: Any) -> None:
+def install(numpy: ModuleType) -> None:
     """Give NumPy the names it does not have any more."""
     old = {name: getattr(numpy, now) for name, now in _RENAMED.items() if hasattr(numpy, now)}
     old |= {**_PYTHONS, "NINF": -numpy.inf, "NZERO": -0.0, "PZERO": 0.0,

@@ -10,9 +10,16 @@ own, for TensorFlow 1 writes them into the graph as operations like all others.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import tensorflow as tf
+
+    from oars.adapt.tf1.cut import Cut
 
 ELEMENTWISE = set(
     "Abs Acos Add AddN AddV2 Asin Atan Atan2 Cast Ceil CheckNumerics ClipByValue Conj Cos Cosh Digamma Div "
@@ -34,7 +41,7 @@ SUMS = {"BiasAddGrad": "r", "Conv2DBackpropFilter": "rwr", "DepthwiseConv2dNativ
 REDUCING = {"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"}
 
 
-def apply(cut: Any, op: Any, ins: list[Any]) -> list[Any]:
+def apply(cut: Cut, op: tf.Operation, ins: list[Any]) -> list[Any]:
     """The values of ``op``'s results, ``ins`` being those of its inputs, at least one of them rows."""
     kind = op.type
     if kind == "Switch":  # of the condition's shape nothing need be known
@@ -58,7 +65,7 @@ def apply(cut: Any, op: Any, ins: list[Any]) -> list[Any]:
     return cut.gathered(op, ins) if made is None else made
 
 
-def _by_row(cut: Any, op: Any, ins: list[Any], roles: str, summed: bool = False) -> Any:
+def _by_row(cut: Cut, op: tf.Operation, ins: list[Any], roles: str, summed: bool = False) -> Any:
     if len(roles) != len(ins) or not any(v.rows for v, role in zip(ins, roles, strict=True) if role == "r"):
         return None
     if any(v.rows for v, role in zip(ins, roles, strict=True) if role == "n"):
@@ -74,11 +81,11 @@ def lines(ins: list[Any]) -> int:
     return max(v.rows for v in ins)
 
 
-def _owned(cut: Any, ins: list[Any]) -> list[Any]:
+def _owned(cut: Cut, ins: list[Any]) -> list[Any]:
     return [cut.own(v, lines(ins)) for v in ins]
 
 
-def _elementwise(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _elementwise(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     ranks = [v.tensor.shape.rank for v in ins]
     if any(v.rows and rank < max(ranks) for v, rank in zip(ins, ranks, strict=True)):
         return None  # its rows lie along another dimension of the result
@@ -86,12 +93,12 @@ def _elementwise(cut: Any, op: Any, ins: list[Any]) -> Any:
     return cut.made(op, given, rows=True)
 
 
-def _select(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _select(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     """TensorFlow 1's: a condition of one dimension chooses rows."""
     return cut.made(op, _owned(cut, ins), rows=True)
 
 
-def _reduced(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _reduced(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     x, axes = ins[0], axes_of(cut, op.inputs[1], ins[0].tensor.shape.rank)
     if axes is None or not x.rows or ins[1].rows:
         return None
@@ -106,7 +113,7 @@ def _reduced(cut: Any, op: Any, ins: list[Any]) -> Any:
     return [total if op.type == "Sum" else cut.divided(total, x, axes)]
 
 
-def axes_of(cut: Any, tensor: Any, rank: int) -> tuple[int, ...] | None:
+def axes_of(cut: Cut, tensor: tf.Tensor, rank: int) -> tuple[int, ...] | None:
     """Which dimensions a reduction is over, where that can be known before the graph runs."""
     import tensorflow as tf
 
@@ -120,7 +127,7 @@ def axes_of(cut: Any, tensor: Any, rank: int) -> tuple[int, ...] | None:
 ALL = -1  # the length of the first dimension of rows: that of the batch, more than one
 
 
-def _dims(cut: Any, shape: Any) -> list[int | None] | None:
+def _dims(cut: Cut, shape: tf.Tensor) -> list[int | None] | None:
     """The dimensions in a shape (a tensor of the script's graph); None where one is not known."""
     import tensorflow as tf
 
@@ -151,7 +158,7 @@ def _dims(cut: Any, shape: Any) -> list[int | None] | None:
     return None if value is None else [int(d) for d in np.ravel(value)]
 
 
-def _numbers(tensor: Any) -> list[int] | None:
+def _numbers(tensor: tf.Tensor) -> list[int] | None:
     """What is computed from ranks (``tf.rank(x) - 1``), which are known before the graph runs."""
     value, op = _static(tensor), tensor.op
     if value is not None:
@@ -177,14 +184,14 @@ def _broadcast(own: list, other: list) -> tuple[int, ...] | None:
     return tuple(axes)
 
 
-def _matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _matmul(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     a, b = ins
     if op.get_attr("transpose_a"):  # both are summed over
         return None if op.get_attr("transpose_b") else cut.summed(op, _owned(cut, ins))
     return cut.made(op, ins, rows=True) if a.rows and not b.rows else None
 
 
-def _batch_matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _batch_matmul(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     a, b = ins
     if a.tensor.shape.rank < 3:
         return None
@@ -193,7 +200,7 @@ def _batch_matmul(cut: Any, op: Any, ins: list[Any]) -> Any:
     return cut.made(op, ins, rows=True) if a.rows and not b.rows else None
 
 
-def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _reshape(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     x, shape = ins[0], op.outputs[0].shape
     known = bool(shape.rank) and shape[1:].is_fully_defined()
     dims = shape.as_list() if known else _dims(cut, op.inputs[1])
@@ -207,31 +214,31 @@ def _reshape(cut: Any, op: Any, ins: list[Any]) -> Any:
     return None if left or not like else [cut.reshaped(x, [-1, *rest], like)]
 
 
-def _shape(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _shape(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     return [cut.shape(v, op.get_attr("out_type")) for v in ins]
 
 
-def _size(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _size(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     return [cut.size(ins[0], op.get_attr("out_type"))]
 
 
-def _rank(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _rank(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     return cut.made(op, ins, rows=False)
 
 
-def _joined(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _joined(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     axis = _static(op.inputs[-1])
     if axis is None or int(axis) % ins[0].tensor.shape.rank == 0:
         return None
     return cut.made(op, [*_owned(cut, ins[:-1]), ins[-1]], rows=True)
 
 
-def _packed(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _packed(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     rank = ins[0].tensor.shape.rank + (op.type == "Pack")
     return None if op.get_attr("axis") % rank == 0 else cut.made(op, _owned(cut, ins), rows=True)
 
 
-def _divided(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _divided(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     """Split and SplitV: where along is the first or the last input."""
     at, x = (0, 1) if op.type == "Split" else (2, 0)
     axis = _static(op.inputs[at])
@@ -240,9 +247,9 @@ def _divided(cut: Any, op: Any, ins: list[Any]) -> Any:
     return cut.made(op, ins, rows=True)
 
 
-def _with_constant(fits: Any) -> Any:
+def _with_constant(fits: Callable[[np.ndarray, int], Any]) -> Any:
     """An operation on rows whose second input is known, and ``fits``."""
-    def rule(cut: Any, op: Any, ins: list[Any]) -> Any:
+    def rule(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
         value = _static(op.inputs[1])
         good = value is not None and ins[0].rows and fits(np.asarray(value), ins[0].tensor.shape.rank)
         return cut.made(op, ins, rows=True) if good else None
@@ -250,13 +257,13 @@ def _with_constant(fits: Any) -> Any:
     return rule
 
 
-def _squeeze(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _squeeze(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     dims = op.get_attr("squeeze_dims")
     rank = ins[0].tensor.shape.rank
     return cut.made(op, ins, rows=True) if dims and all(d % rank for d in dims) else None
 
 
-def _sliced(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _sliced(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     """``x[:, 3]``, and its gradient: all of the first dimension is taken."""
     begin = len(op.inputs) - 4 + (op.type == "StridedSlice")
     stride = _static(op.inputs[begin + 2])
@@ -270,7 +277,7 @@ def _sliced(cut: Any, op: Any, ins: list[Any]) -> Any:
     return _by_row(cut, op, ins, "nwwwr")
 
 
-def _slice(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _slice(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     begin, size = _static(op.inputs[1]), _static(op.inputs[2])
     if begin is not None and size is not None and begin[0] == 0 and size[0] == -1:
         return _by_row(cut, op, ins, "rww")
@@ -283,7 +290,7 @@ def _slice(cut: Any, op: Any, ins: list[Any]) -> Any:
     return _by_row(cut, op, ins, "rwn")
 
 
-def _merged(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _merged(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     """Out of a branch of a condition; rows, if one of them gives rows."""
     if any(not v.rows and (not v.tensor.shape.rank or v.tensor.shape.as_list()[0] == 1) for v in ins):
         return None
@@ -291,14 +298,14 @@ def _merged(cut: Any, op: Any, ins: list[Any]) -> Any:
     return [out, which._replace(rows=0)]
 
 
-def _looked_up(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _looked_up(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     axis = _static(op.inputs[2]) if len(ins) > 2 else 0
     if axis is None or int(axis) != 0 or (op.type == "GatherV2" and op.get_attr("batch_dims")):
         return None
     return _by_row(cut, op, ins, "wrw"[: len(ins)])
 
 
-def _one_hot(cut: Any, op: Any, ins: list[Any]) -> Any:
+def _one_hot(cut: Cut, op: tf.Operation, ins: list[Any]) -> Any:
     return None if op.get_attr("axis") == 0 else _by_row(cut, op, ins, "rwww")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.framework import random_seed
@@ -11,6 +11,9 @@ from tensorflow.python.ops.control_flow_ops import WhileContext
 from oars.adapt.python import patching
 from oars.adapt.python.patching import Mode, Seam
 from oars.adapt.tf1 import names, sessions, stages
+
+if TYPE_CHECKING:
+    from oars.rank.record import Record
 
 SEVERAL_RANKS = Mode("several ranks")
 
@@ -24,7 +27,7 @@ def older() -> tuple[Seam, ...]:
     return (Seam(tf, "concat", (names.concat,)), Seam(tf, "split", (names.split,)), Seam(tf.nn, _LOSSES, (names.loss,)))
 
 
-def table(record: Any) -> tuple[Seam, ...]:
+def table(record: Record) -> tuple[Seam, ...]:
     """Sessions: steps go to ``record``."""
     return (
         Seam(_old.train.Optimizer, "compute_gradients", (sessions.compute_gradients,)),
@@ -37,7 +40,7 @@ def table(record: Any) -> tuple[Seam, ...]:
     )
 
 
-def install(many: bool, record: Any) -> None:
+def install(many: bool, record: Record) -> None:
     """Give the module ``tensorflow`` the names and the behaviour of TensorFlow 1."""
     sessions.behave(tf)
     for owner, name, value in names.given(tf):

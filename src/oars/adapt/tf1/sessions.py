@@ -10,18 +10,26 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.meet import meet
 from oars.adapt.python.random import common_seed
 from oars.adapt.tf1 import stages
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import tensorflow as tf
+    from tensorflow.python.ops.control_flow_ops import WhileContext
+
+    from oars.rank.record import Record
+
 _trains: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> an operation that trains -> its loss
 _drawn = itertools.count()
 
 
-def behave(tf: Any) -> None:
+def behave(tf: ModuleType) -> None:
     """Switch TensorFlow to its behaviour of 2017."""
     logger = tf.get_logger()
     level = logger.level
@@ -30,10 +38,10 @@ def behave(tf: Any) -> None:
     logger.setLevel(level)
 
 
-def compute_gradients(inner: Any) -> Any:
+def compute_gradients(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.compute_gradients``: remember the loss."""
     @functools.wraps(inner)
-    def compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_gradients(self: tf.compat.v1.train.Optimizer, loss: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._oars_loss = loss.name if getattr(loss, "shape", None) == () else None
         return inner(self, loss, *args, **kwargs)
 
@@ -43,7 +51,9 @@ def compute_gradients(inner: Any) -> Any:
 def apply_gradients(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.apply_gradients``, which ``minimize`` calls: a run of what it gives trains."""
     @functools.wraps(inner)
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: object, **kwargs: object) -> Any:
+    def apply_gradients(self: tf.compat.v1.train.Optimizer,
+                        grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]], *args: object,
+                        **kwargs: object) -> Any:
         pairs = list(grads_and_vars)
         with stages.updates_behind([grad for grad, _ in pairs]):
             op = inner(self, pairs, *args, **kwargs)
@@ -53,11 +63,13 @@ def apply_gradients(inner: Callable[..., Any]) -> Any:
     return apply_gradients
 
 
-def run(record: Any) -> Any:
+def run(record: Record) -> Any:
     """Around ``Session.run``: cut the runs that train, and count them."""
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(inner)
-        def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        def run(self: tf.compat.v1.Session, fetches: Any, feed_dict: dict[Any, Any] | None = None,
+                options: tf.compat.v1.RunOptions | None = None,
+                run_metadata: tf.compat.v1.RunMetadata | None = None) -> Any:
             known = _trains.get(self.graph)
             training = [] if known is None else [op for op in known if op in stages.names(self.graph, fetches)]
             loss = known[training[0]] if known and training else None
@@ -82,7 +94,7 @@ def run(record: Any) -> Any:
     return layer
 
 
-def draws_in_order(inner: Any) -> Any:
+def draws_in_order(inner: Callable[..., Any]) -> Any:
     """Around ``WhileContext.BuildLoop``. A loop that draws random numbers takes its turns one by one. TensorFlow would
     let them overlap, and deal the numbers out as it comes: another dropout in every process, and ranks would part ways.
     """
@@ -91,7 +103,7 @@ def draws_in_order(inner: Any) -> Any:
     old = tf.compat.v1
 
     @functools.wraps(inner)
-    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def build(self: WhileContext, *args: Any, **kwargs: Any) -> Any:
         built = inner(self, *args, **kwargs)
         ops = old.get_default_graph().get_operations()
         if any("seed2" in op.node_def.attr and _within(op, self) for op in ops):
@@ -104,7 +116,7 @@ def draws_in_order(inner: Any) -> Any:
     return build
 
 
-def _within(op: Any, loop: Any) -> bool:
+def _within(op: tf.Operation, loop: WhileContext) -> bool:
     context = op._get_control_flow_context()
     while context is not None and context is not loop:
         context = context.outer_context
@@ -119,7 +131,8 @@ def whole_graph_placed(inner: Callable[..., Any]) -> Any:
     old = tf.compat.v1
 
     @functools.wraps(inner)
-    def init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+    def init(self: tf.compat.v1.Session, target: str = "", graph: tf.Graph | None = None,
+             config: tf.compat.v1.ConfigProto | None = None) -> None:
         if isinstance(config, old.ConfigProto):
             config = old.ConfigProto.FromString(config.SerializeToString())
             config.graph_options.place_pruned_graph = False
@@ -131,7 +144,7 @@ def whole_graph_placed(inner: Callable[..., Any]) -> Any:
 def get_seed(inner: Callable[..., Any]) -> Any:
     """Around ``get_seed``: an operation without a seed, in a graph without one, draws what it draws on all ranks."""
     @functools.wraps(inner)
-    def get_seed(op_seed: Any) -> Any:
+    def get_seed(op_seed: int | None) -> Any:
         seeds = inner(op_seed)
         return (common_seed("tensorflow"), next(_drawn)) if seeds == (None, None) else seeds
 

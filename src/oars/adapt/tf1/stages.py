@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -31,7 +31,8 @@ _waits: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> oper
 _cuts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # graph -> its Cut
 
 
-def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metadata: Any, trains: bool) -> Any:
+def run(session: tf.compat.v1.Session, plain: Callable[..., Any], fetches: Any, feeds: dict[Any, Any] | None,
+        options: tf.compat.v1.RunOptions | None, metadata: tf.compat.v1.RunMetadata | None, trains: bool) -> Any:
     """``session.run``: of the second version of the graph, and if it ``trains`` on this rank's rows."""
     cut = _cuts.get(session.graph)
     if cut is None:
@@ -74,17 +75,17 @@ def run(session: Any, plain: Any, fetches: Any, feeds: Any, options: Any, metada
 
 
 @functools.lru_cache(256)
-def _drawn(graph: Any, fetched: tuple[str, ...]) -> frozenset[str]:
+def _drawn(graph: tf.Graph, fetched: tuple[str, ...]) -> frozenset[str]:
     ops = map(graph.get_operation_by_name, _names(graph, fetched))
     return frozenset(op.name for op in ops if _acts(op) and not _writes(op))
 
 
-def _drawing(graph: Any, fetches: Any) -> frozenset[str]:
+def _drawing(graph: tf.Graph, fetches: Any) -> frozenset[str]:
     """What draws in a run of these fetches."""
     return _drawn(graph, _fetched(fetches))
 
 
-def draws(graph: Any, fetches: Any) -> bool:
+def draws(graph: tf.Graph, fetches: Any) -> bool:
     """Whether a run of these fetches draws: then it is of the second version, even if nothing trains yet."""
     return bool(_drawing(graph, fetches))
 
@@ -141,24 +142,24 @@ def _fetched(fetches: Any) -> tuple[str, ...]:
 
 
 @functools.lru_cache(256)
-def _names(graph: Any, fetched: tuple[str, ...]) -> set[str]:
+def _names(graph: tf.Graph, fetched: tuple[str, ...]) -> set[str]:
     elements = [graph.as_graph_element(name) for name in fetched]
     return set(behind([e if isinstance(e, tf.Operation) else e.op for e in elements]))
 
 
-def names(graph: Any, fetches: Any) -> set[str]:
+def names(graph: tf.Graph, fetches: Any) -> set[str]:
     """The names of all operations that these fetches run."""
     return _names(graph, _fetched(fetches))
 
 
 @functools.lru_cache(256)
-def _free(graph: Any, name: str, fetched: tuple[str, ...]) -> bool:
+def _free(graph: tf.Graph, name: str, fetched: tuple[str, ...]) -> bool:
     more = behind([graph.as_graph_element(name).op])
     others = [more[op] for op in more.keys() - _names(graph, fetched)]
     return not any(op.type.startswith("Placeholder") or _acts(op) for op in others)
 
 
-def comes_along(graph: Any, name: str, fetches: Any) -> bool:
+def comes_along(graph: tf.Graph, name: str, fetches: Any) -> bool:
     """Whether a run of these fetches can give this tensor too: with no more feeds, and doing nothing else."""
     return _free(graph, name, _fetched(fetches))
 
@@ -201,7 +202,7 @@ class Plan:
                              "operations in the same order in every process")
         self.agreed = meet.era
 
-    def _written(self, cut: Cut, op: Any) -> None:
+    def _written(self, cut: Cut, op: tf.Operation) -> None:
         keys = tf.compat.v1.GraphKeys
         known = {v.op.name: v for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES)
                  for v in cut.graph.get_collection(key)}
@@ -215,22 +216,23 @@ class Plan:
                     self.changed.append(known[tensor.op.name])
 
 
-def _writes(op: Any) -> bool:
+def _writes(op: tf.Operation) -> bool:
     """Whether it changes a variable."""
     return op.type not in _READS and (any(arg.is_ref for arg in op.op_def.input_arg) or (
         op.op_def.is_stateful and any(t.dtype == tf.resource for t in op.inputs)))
 
 
-def _acts(op: Any) -> bool:
+def _acts(op: tf.Operation) -> bool:
     """Whether it changes something, or gives something else every time: random numbers, elements of a queue."""
     return op.type not in _READS and (op.op_def.is_stateful or _writes(op))
 
 
-def _feedable(tensor: Any) -> bool:
+def _feedable(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.resource, tf.variant) and not tensor.dtype._is_ref_dtype
 
 
-def _until_done(session: Any, plain: Any, cut: Cut, plan: Plan, fetches: Any, feeds: dict, rows: int) -> Any:
+def _until_done(session: tf.compat.v1.Session, plain: Callable[..., Any], cut: Cut, plan: Plan, fetches: Any,
+                feeds: dict, rows: int) -> Any:
     survives = meet.world.survives
     kept = [(v, plain(session, v)) for v in plan.changed] if survives else []
     drawn: dict[Any, Any] = {}
@@ -244,7 +246,8 @@ def _until_done(session: Any, plain: Any, cut: Cut, plan: Plan, fetches: Any, fe
                 variable.load(value, session)
 
 
-def _in_stages(session: Any, cut: Cut, plan: Plan, fetches: Any, feeds: dict, rows: int, drawn: dict | None) -> Any:
+def _in_stages(session: tf.compat.v1.Session, cut: Cut, plan: Plan, fetches: Any, feeds: dict, rows: int,
+               drawn: dict | None) -> Any:
     """All stages; ``drawn`` keeps what is drawn in them, and gives it."""
     first, count = meet.own(rows)
     meet.record.split = True
@@ -277,7 +280,7 @@ def _leaves(fetches: Any) -> list[Any]:
     return [leaf for leaf in found if not isinstance(leaf, tf.Operation)]
 
 
-def _each(fetch: Any, change: Any) -> Any:
+def _each(fetch: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure of what each of its leaves is changed to."""
     if isinstance(fetch, dict):
         return type(fetch)((key, _each(value, change)) for key, value in fetch.items())
@@ -322,10 +325,10 @@ def updates_behind(grads: list[Any]) -> Iterator[None]:
     waits.update({name: (set(), True) for name in marked})
 
 
-def unseen(plain: Any) -> Any:
+def unseen(plain: Callable[..., Any]) -> Any:
     """``Graph.as_graph_def`` without the second version, and without what updates wait for: files hold the script's
     graph."""
-    def as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def as_graph_def(self: tf.Graph, *args: Any, **kwargs: Any) -> Any:
         graph, waits = plain(self, *args, **kwargs), _waits.get(self, {})
         for i in reversed(range(len(graph.node))):
             node = graph.node[i]

@@ -6,7 +6,6 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -61,13 +60,14 @@ class CategoricalVocabulary:
 class VocabularyProcessor:
     """Of each text its first words, as numbers; the rest of a row is 0."""
 
-    def __init__(self, max_document_length: int, min_frequency: int = 0, vocabulary: Any = None,
+    def __init__(self, max_document_length: int, min_frequency: int = 0,
+                 vocabulary: CategoricalVocabulary | None = None,
                  tokenizer_fn: Callable[[Iterable[str]], Iterable[list[str]]] | None = None) -> None:
         self.max_document_length, self.min_frequency = max_document_length, min_frequency
         self.vocabulary_ = CategoricalVocabulary() if vocabulary is None else vocabulary
         self._tokenizer = tokenizer_fn or tokenizer
 
-    def fit(self, raw_documents: Iterable[str], unused_y: Any = None) -> VocabularyProcessor:
+    def fit(self, raw_documents: Iterable[str], unused_y: object = None) -> VocabularyProcessor:
         """Learn the words."""
         for tokens in self._tokenizer(raw_documents):
             for token in tokens:
@@ -85,7 +85,7 @@ class VocabularyProcessor:
             row[: len(found)] = found
             yield row
 
-    def fit_transform(self, raw_documents: Iterable[str], unused_y: Any = None) -> Iterator[np.ndarray]:
+    def fit_transform(self, raw_documents: Iterable[str], unused_y: object = None) -> Iterator[np.ndarray]:
         """Both."""
         self.fit(raw_documents)
         return self.transform(raw_documents)
