@@ -20,6 +20,7 @@ VOYAGES = {
     "rank 0 after a recovery, the next while it takes over": Voyage(
         4, ["--handmade"], [[3, "in allreduce", 40], [0, "recovered", 1], [1, "taking over", 1]]),
     "in evaluation, with loader workers": Voyage(2, ["--workers", "1"], [[1, "batch", 15]]),
+    "the voice, whose heir has loader workers": Voyage(2, ["--workers", "1"], [[0, "in exchange", 2]]),
     "at the very end, rank 0": Voyage(3, [], [[0, "end", 1]]),
     "at random times": Voyage(4, [], [], [(0, 0.9), (2, 1.1), (1, 1.5)]),
 }  # fmt: skip

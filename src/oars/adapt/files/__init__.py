@@ -90,7 +90,7 @@ def promote() -> None:
         if library.has_children():  # they may have files open in the mirror, until they hear of this
             change.catch_up()
         else:  # SQLite looks for its files under the names it was given
-            promotion.clear(_own.tree, keep=was_open)
+            promotion.clear(_own.tree, keep=was_open | change.led_to)
 
 
 def overlaid() -> bool:
@@ -112,6 +112,14 @@ def made() -> tuple[set[str], set[str]]:
 def changes() -> int:
     """Grows when this thread makes a file, changes one that it has not changed before, or removes one."""
     return library.changes()
+
+
+def strangers() -> list[str]:
+    """Programs that some rank has started and that the library cannot stand before."""
+    if not _shared:
+        return []
+    with library.plain():
+        return sorted(name.removeprefix("past-") for name in os.listdir(_shared) if name.startswith("past-"))
 
 
 def explained(error: BaseException) -> str:

@@ -39,7 +39,7 @@ SLACK = 60  # seconds by which the clocks of hosts and file servers may differ
 LARGE = 1 << 20  # bytes: from here on reading two files is cheaper than writing one safely
 
 _numbers = itertools.count()
-_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFIFO)
 
 
 class Want(NamedTuple):
@@ -69,6 +69,7 @@ class Promotion:
         self.beside: dict[str, str] = {}  # path -> temporary
         self.in_place: set[str] = set()  # files that must keep their inode
         self.copied: dict[str, Want] = {}
+        self.led_to: set[str] = set()  # sockets and pipes in the mirror that links lead to from now on
         self.made: dict[str, os.stat_result] = {}  # folders, and what they are to be
         for path, want in self.wanted.items():
             if want and not want.folder:
@@ -177,6 +178,9 @@ class Promotion:
                 except OSError:  # another file system, or one without links
                     if stat.S_ISLNK(want.what.st_mode):
                         os.symlink(os.readlink(want.source), place)
+                    elif not stat.S_ISREG(want.what.st_mode):  # somebody listens at it, loader workers for instance
+                        os.symlink(want.source, place)
+                        self.led_to.add(want.source)
                     elif _same_contents(want, self._there(path), path):
                         del self.beside[path]
                         continue

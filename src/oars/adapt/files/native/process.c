@@ -173,8 +173,7 @@ static socklen_t short_address(struct sockaddr_un *to, const char *place, int *f
 
 static const char *socket_path(const struct sockaddr *address, socklen_t length, char *out)
 {
-  if (!active() || config.side == VOICE || !address || length <= offsetof(struct sockaddr_un, sun_path) ||
-      address->sa_family != AF_UNIX)
+  if (!active() || !address || length <= offsetof(struct sockaddr_un, sun_path) || address->sa_family != AF_UNIX)
     return NULL;
   const struct sockaddr_un *un = (const struct sockaddr_un *)address;
   size_t room = length - offsetof(struct sockaddr_un, sun_path);
@@ -187,7 +186,7 @@ static const char *socket_path(const struct sockaddr *address, socklen_t length,
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 {
   char path[sizeof(struct sockaddr_un) + 1];
-  if (!socket_path(address, length, path)) return LIBC(connect)(fd, address, length);
+  if (config.side == VOICE || !socket_path(address, length, path)) return LIBC(connect)(fd, address, length);
   struct work *w = work_begin();
   const char *other = stands_for(w, AT_FDCWD, path);
   int result;
@@ -242,9 +241,13 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
   sys_close(made);
   sys_unlink(place, 0);
   struct sockaddr_un to;
-  int folder;
-  socklen_t n = short_address(&to, place, &folder);
-  int result = LIBC(bind)(fd, (struct sockaddr *)&to, n);
+  int folder = -1, result;
+  if (config.side == VOICE)
+    result = LIBC(bind)(fd, address, length);
+  else {
+    socklen_t n = short_address(&to, place, &folder);
+    result = LIBC(bind)(fd, (struct sockaddr *)&to, n);
+  }
   struct stat st;
   if (result == 0 && raw(SYS_fstat, fd, (long)&st, 0, 0, 0, 0) == 0) {
     unsigned slot = __sync_fetch_and_add(&bound_count, 1) % 128;
