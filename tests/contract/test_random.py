@@ -186,6 +186,24 @@ def test_forked_loader_workers_draw_as_they_do_in_one_process(tmp_path: Path) ->
     assert plain.endswith("\n6\n")
 
 
+CLOCKS = """
+import logging, pickle, sys, time
+
+class Stamped:
+    clock, local, pause = time.time, time.localtime, time.sleep
+
+logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%Y")
+logging.warning("logged")
+print(Stamped().clock() > 0, Stamped().local(0).tm_year, Stamped().pause(0), pickle.loads(pickle.dumps(time.time)) is time.time)
+"""
+
+
+def test_clocks_that_a_class_has_do_not_become_its_methods(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CLOCKS)
+    done = oars(tmp_path, "run", "--quiet", "-n", 2, "script.py", code=0)
+    assert done.stdout.splitlines()[1:] == ["True 1970 None True"] and done.stdout.startswith("20"), done.stdout
+
+
 def test_without_ranks_nothing_is_installed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("""
 import os, random, time, uuid

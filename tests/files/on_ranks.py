@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from running import environment
 
 from oars.adapt.files.library import PATH, preload
@@ -36,6 +37,19 @@ if rank >= 0:
     files.install(rank, rank == 0, shared)
 runpy.run_path(script, run_name="__main__")
 """
+
+
+def build_delays(folder: Path) -> str:
+    """A library (``delays.c``) that lets every call that names a file wait a random time."""
+    library = folder / "delays.so"
+    source = Path(__file__).with_name("delays.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
+def seeded(few: int, all_: int = 40) -> list:
+    """Seeds of such delays: a few, and those for make test-all."""
+    return [pytest.param(seed, marks=[pytest.mark.more] if seed >= few else []) for seed in range(all_)]
 
 
 def start(
@@ -79,7 +93,7 @@ def prepare(folder: Path) -> None:
 
 def compare(
     tmp_path: Path, body: str, ranks: int = 3, only: str = "", prepared: Callable[[Path], None] | None = None,
-    before: Sequence[str] = (), **env: str,
+    before: Sequence[str] = (), limit: float = 60, **env: str,
 ) -> None:
     """Run ``body`` under plain Python and on ``ranks`` ranks; compare output and trees (but not what is below ``only``)."""
     script = tmp_path / "script.py"
@@ -94,10 +108,10 @@ def compare(
     env = {"TMPDIR": str(tmp_path / "temporary"), **env}
     one = start(-1, 1, plain, script, tmp_path, before, **env)
     started = [start(rank, ranks, run, script, tmp_path / "shared", before, **env) for rank in range(ranks)]
-    expected, errors = one.communicate(timeout=60)
+    expected, errors = one.communicate(timeout=limit)
     assert one.returncode == 0, errors
     for rank, process in enumerate(started):
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=limit)
         assert process.returncode == 0, f"rank {rank}: {errors}"
         given = output.replace("/run/w", "/plain/w")
         told = "\n".join(difflib.unified_diff(expected.splitlines(), given.splitlines(), "plain", f"rank {rank}", n=0))
@@ -105,7 +119,8 @@ def compare(
     real, wanted = tree(run), tree(plain)
     if only:
         real, wanted = ({k: v for k, v in t.items() if not k.startswith(only)} for t in (real, wanted))
-    assert real == wanted
+    differ = sorted(name for name in {*real, *wanted} if real.get(name) != wanted.get(name))
+    assert not differ, [(name, real.get(name, "missing"), wanted.get(name, "too many")) for name in differ[:3]]
     assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("oars-")]
 
 

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from on_ranks import compare
+from on_ranks import build_delays, compare, seeded
+from running import oars
 
 SCRIPTS = {
     "programs": """
@@ -84,17 +85,25 @@ SCRIPTS = {
 
 @pytest.fixture(scope="session")
 def delays(tmp_path_factory: pytest.TempPathFactory) -> str:
-    library = tmp_path_factory.mktemp("delays") / "delays.so"
-    source = Path(__file__).with_name("delays.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return str(library)
-
-
-SEEDS = [pytest.param(seed, marks=[pytest.mark.more] if seed > 1 else []) for seed in range(40)]
+    return build_delays(tmp_path_factory.mktemp("delays"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeded(2))
 def test_whatever_writes_it_is_one_voices_in_any_order(seed: int, name: str, tmp_path: Path, delays: str) -> None:
     compare(tmp_path, SCRIPTS[name], ranks=2, before=[delays], DELAYS_SEED=str(seed), DELAYS_UNDER=str(tmp_path),
             DELAYS_MOST="3000" if seed < 2 else "50000" if seed % 2 else "10000")
+
+
+def test_a_program_that_the_library_cannot_stand_before_is_named_once(tmp_path: Path) -> None:
+    """Started by Python, and by a shell; one linked as usual is not named."""
+    (tmp_path / "tool.c").write_text('#include <stdio.h>\nint main(void) { fputs("x", fopen("made", "w")); return 0; }')
+    for name, how in (("lonely", ["-static"]), ("usual", [])):
+        subprocess.run(["cc", *how, "-o", name, "tool.c"], cwd=tmp_path, check=True)
+    (tmp_path / "script.py").write_text(
+        "import os, subprocess\nfor name in ('lonely', 'usual'):\n    subprocess.run([f'./{name}'], check=True)\n"
+        "    os.system(f'./{name}')\n")
+    done = oars(tmp_path, "run", "-n", 2, "script.py", code=0)
+    said = [line for line in done.stderr.splitlines() if "file library" in line]
+    assert said == ["oars: files of lonely are written by every rank: statically linked programs, and those written in Go, "
+                    "pass the file library by"]

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,6 +25,12 @@ from oars.engine.world import RankLost, World
 from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import exchange_by
 from oars.plan import Plan
+
+if TYPE_CHECKING:
+    import keras
+    from numpy.typing import DTypeLike
+
+    from oars.rank.record import Record
 
 WHOLE, PART, OWN = range(3)  # of an embedding's gradient, see ``slices``
 _SMALL = 1 << 15  # bytes that every rank takes from every other and sums by itself
@@ -69,7 +75,7 @@ class Meet:
         self._models: tuple[int, ...] = ()  # called last
         self._gradients = 0  # taken since
 
-    def start(self, world: World, plan: Plan, record: Any) -> None:
+    def start(self, world: World, plan: Plan, record: Record) -> None:
         """Take part in ``world``."""
         self.world, self.plan, self.record = world, plan, record
         if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
@@ -105,7 +111,7 @@ class Meet:
 
     # -- whose gradients these are
 
-    def called(self, model: Any) -> None:
+    def called(self, model: keras.Model) -> None:
         """A model runs on own rows, or will do so in what is compiled now."""
         self.splits = self.record.split = True
         if model not in self._numbers:
@@ -124,7 +130,7 @@ class Meet:
             self.record.notice("gradients of what is no weight of a Keras model travel as they are, in fp32")
         return known
 
-    def coded(self, shapes: list[tuple], dtype: Any) -> tuple[list, Any] | None:
+    def coded(self, shapes: list[tuple], dtype: DTypeLike) -> tuple[list, Any] | None:
         """How gradients of weights travel, if not as they are: as which matrices, and whose error is theirs to add."""
         if not self._coded.lossy:
             return None
@@ -153,7 +159,7 @@ class Meet:
 
     # -- messages
 
-    def quiet(self, message: Any, *args: Any) -> Any:
+    def quiet(self, message: Callable[..., Any], *args: Any) -> Any:
         """``message``, from within compiled code: after a loss, zeros of the right shape instead."""
         if not self.lost:
             try:

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars import runfolder
 from oars.cluster import queues, slurm
@@ -31,6 +31,9 @@ from oars.commands.planning import versions
 from oars.runfolder import JOB, RUNS, UsageError
 from oars.supervisor.screen import complain
 from oars.supervisor.stall import ABORTED
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 STOPPED = 128 + signal.SIGTERM
 SLURM_MAY_BE_EARLY = 90  # seconds: with a signal before the end
@@ -89,7 +92,7 @@ class Part:
                 words = ["resume", str(self.folder)]
         return [sys.executable, "-m", "oars", *words]
 
-    def stop(self, number: int, frame: Any) -> None:
+    def stop(self, number: int, frame: FrameType | None) -> None:
         """The end is near: a run is to take a snapshot and stop; other commands use the time that is left."""
         if number != signal.SIGTERM and not is_run(self.command):
             return

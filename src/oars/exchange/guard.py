@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from oars.engine.world import World
 
 SHARE = 0.0025  # of the time
 BLOCK = 1 << 18  # bytes: what is looked at in one piece
@@ -116,7 +119,7 @@ def judged(hashes: list[dict[str, int]]) -> dict[str, tuple[int | None, list[int
     return found
 
 
-def broadcast(world: Any, data: np.ndarray, source: int) -> None:
+def broadcast(world: World, data: np.ndarray, source: int) -> None:
     """These bytes, as rank ``source`` has them, on every rank."""
     for start in range(0, data.nbytes, 1 << 24):
         part = data[start : start + (1 << 24)]

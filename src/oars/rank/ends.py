@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 from time import monotonic, sleep  # as they are now: scripts are given another clock later
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars import runfolder
 from oars.adapt import files
@@ -21,6 +21,9 @@ from oars.rank import seams
 from oars.rank.record import Record
 from oars.rank.script import exit_code, print_error
 from oars.rank.survive import Survivor
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 TOGETHER_WITHIN = 1.0  # seconds
 true_exit = os._exit  # the script's is watched, see ``Ends.watch``
@@ -43,7 +46,7 @@ class Ends:
         _reserve(self.folder, runfolder.exit_file(self.rank))
         write(self.folder, runfolder.pid(self.rank), self.pid)
 
-    def interrupt(self, number: int, frame: Any) -> None:
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
         if os.getpid() != self.pid:
             raise KeyboardInterrupt
@@ -192,7 +195,7 @@ def _flush(streams: list[Any]) -> None:
             pass
 
 
-def _runs(frame: Any, names: dict) -> bool:
+def _runs(frame: FrameType | None, names: dict) -> bool:
     while frame is not None:
         if frame.f_globals is names:
             return True

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars import debug, runfolder
 from oars.adapt import files
@@ -37,6 +37,11 @@ from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import share_stdin, stand_in_terminal, take_stdin, tell_terminal_size
 from oars.rank.survive import Survivor
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from oars.engine.world import World
 
 BORN = time.time()
 
@@ -83,7 +88,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def run_server(folder: Path, plan: Plan, world: Any, rank: int) -> None:
+def run_server(folder: Path, plan: Plan, world: World, rank: int) -> None:
     """``--sync server``: this rank runs no script, but holds what the others train."""
     from oars.rank.serve import serve
 
@@ -264,14 +269,14 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
     return world
 
 
-def gathered(world: Any, value: object) -> list[Any]:
+def gathered(world: World, value: object) -> list[Any]:
     """Every living rank's ``value``."""
     from oars.engine.retry import until_none_is_lost
 
     return until_none_is_lost(lambda: world.allgather(value), world.adopt)
 
 
-def say_places(world: Any, plan: Plan) -> None:
+def say_places(world: World | None, plan: Plan) -> None:
     """``--report-bindings``: the voice prints where each rank is, what it has, and how long the start took."""
     cores = available_cores()
     gpus = f", GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}" if plan.gpus else ""
@@ -312,22 +317,23 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
     if many:
         seams.install_figures(world)
+        seams.install_trackers(world)
     if snapshots and not many:
         from oars.adapt.replay.seams import watch_torch
 
         when_imported("torch", watch_torch)
 
-    def torch_imported(_: Any) -> None:
+    def torch_imported(_: ModuleType) -> None:
         import oars.adapt.torch
 
         oars.adapt.torch.install(world, plan, record)
 
-    def keras_imported(keras: Any) -> None:
+    def keras_imported(keras: ModuleType) -> None:
         import oars.adapt.keras
 
         oars.adapt.keras.install(keras, world, plan, record)
 
-    def tensorflow_imported(tensorflow: Any) -> None:
+    def tensorflow_imported(tensorflow: ModuleType) -> None:
         if plan.tf1:
             import oars.adapt.tf1
 
@@ -337,7 +343,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
             oars.adapt.tensorflow.install(tensorflow, world, plan, record)
 
-    def jax_imported(_: Any) -> None:
+    def jax_imported(_: ModuleType) -> None:
         import oars.adapt.jax
 
         oars.adapt.jax.install(world, plan, record)

@@ -1,8 +1,8 @@
 """What a run leaves behind: ``metrics.jsonl``, ``events.jsonl`` and ``summary.json`` in the run folder.
 
-Every rank has a Record; only the voice's writes, but for each rank's own ``times-<rank>.jsonl`` (see times.py).
-Adapters call it, watchers read the files. ``step`` is on the training loop's path, so it only appends to a list; the
-lines are formatted and written a few times a second.
+Every rank has a Record; only that of the voice (the first live rank) writes, but for each rank's own
+``times-<rank>.jsonl`` (see times.py). Adapters call it, watchers read the files. ``step`` is on the training loop's
+path, so it only appends to a list; the lines are formatted and written a few times a second.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from time import time as clock  # as it is now: scripts are given another one la
 from typing import TYPE_CHECKING, Any
 
 from oars import debug, runfolder
+from oars.adapt import files
 from oars.rank.times import Times
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Record:
                 self.notice(f"cannot write {self.folder / name}: {error.strerror}; the training goes on without it")
 
     def raise_interrupt(self) -> None:
-        """KeyboardInterrupt, here and now; the supervisor then gives the script time to end (see rank.py)."""
+        """KeyboardInterrupt, here and now; the supervisor then gives the script time to end."""
         self.interrupted, self.taken = False, True
         mark = self.folder / runfolder.interrupted(self._world.origin if self._world is not None else 0)
         mark.touch()
@@ -244,6 +245,9 @@ class Record:
         self.times.write()
         if not self.voice or os.getpid() != self._pid:
             return
+        if names := ", ".join(files.strangers()):
+            self.notice(f"files of {names} are written by every rank: statically linked programs, and those written in "
+                        "Go, pass the file library by")
         self.flush()
         seconds = exchange = rate = None
         if self._first_step is not None and self._last_step[0] > self._first_step[0]:

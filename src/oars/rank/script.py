@@ -100,7 +100,8 @@ def print_error(error: BaseException) -> None:
 
 
 def _without_ours(error: BaseException) -> types.TracebackType | None:
-    """The frames plain Python would have; ours stay only where the error comes from them: then it is our bug."""
+    """The frames plain Python would have; ours stay only where the error comes from them: then it is our bug (but in
+    frames with a ``__tracebackhide__`` an operation of the script's is done)."""
     frames: list[types.TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
@@ -108,7 +109,8 @@ def _without_ours(error: BaseException) -> types.TracebackType | None:
         trace = trace.tb_next
     while frames and (_is_ours(frames[0]) or _is_machinery(frames[0])):
         del frames[0]
-    raised_by_us = [frame for frame in frames if _is_ours(frame)] if frames and _is_ours(frames[-1]) else []
+    raised_by_us = [frame for frame in frames if _is_ours(frame)] if frames and _is_ours(frames[-1]) and (
+        "__tracebackhide__" not in frames[-1].tb_frame.f_locals) else []
     kept = None
     for frame in reversed(frames):
         if not _is_ours(frame) or (frame in raised_by_us and not isinstance(error, KeyboardInterrupt)):

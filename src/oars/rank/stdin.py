@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oars.rank import seams
@@ -77,7 +77,7 @@ def stand_in_terminal(size: Sequence[int]) -> None:
 
 def tell_terminal_size(size: Sequence[int]) -> None:
     """``os.get_terminal_size()`` answers as at the user's terminal: ranks write to files, and would get an error."""
-    def layer(real: Any) -> Any:
+    def layer(real: Callable[..., Any]) -> Any:
         @functools.wraps(real)
         def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
             try:

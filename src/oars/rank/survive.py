@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from oars import runfolder
 from oars.adapt import files
+from oars.adapt.python import trackers
 from oars.engine import Astray
 from oars.plan import Plan
 from oars.rank.record import Record
@@ -45,6 +46,8 @@ class Survivor:
         if self.plan.stop_after is None and not self.record.played:  # then no rank's files are real
             files.promote()
         self.record.become_voice()
+        if names := trackers.of_a_new_voice():
+            self.record.notice(f"the rank that logged to a tracker's server has died; from here on {names}")
         try:
             take_stdin(self.stdin)
         except OSError:  # nobody serves it any more: the run is ending

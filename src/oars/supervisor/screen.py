@@ -23,6 +23,7 @@ ERASE = b"\r\x1b[K"
 # What Open MPI says in a rank when another dies: while it waits in a non-blocking collective or, where deaths are not
 # survived, before it ends. We say it better, and mpirun.log has it too. And TensorFlow at the end of each data set.
 _NOISE = re.compile(rb"NBC_Progress: an error \d+ was found during schedule [^\n]*\n\n?"
+                    rb"|Error in NBC_Start_round\(\) \(-?\d+\)\n"
                     rb"|^\[[^\]:\s]+:\d+\] \*\*\* [^\n]*\n"
                     rb"|(?:\d{4}-\d\d-\d\d [\d:.]+: )?[IWE][\d :.]*(?:tensorflow/core/framework/)?local_rendezvous\.cc:"
                     rb"\d+\] Local rendezvous is aborting[^\n]*\n(?:\s+\[\[[^\n]*\n)?", re.M)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from oars.adapt.replay.tape import tape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oars.engine.world import World
 
 
 def once(world: World) -> Any:
     """Around what shows a figure."""
-    def layer(plain: Any) -> Any:
+    def layer(plain: Callable[..., Any]) -> Any:
         @functools.wraps(plain)
         def shown(*args: Any, **kw: Any) -> Any:
             def look() -> Any:

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +26,8 @@ def when_imported(name: str, act: Callable[[ModuleType], Any]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds nothing itself: it asks the other finders, and lets their loader call us back."""
 
-    def find_spec(self, name: str, path: Any, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None,
+                  target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name not in _waiting:
             return None
         acts = _waiting.pop(name)
@@ -48,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _spec_on(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
+def _spec_on(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
     for finder in sys.meta_path:
         if not isinstance(finder, _Finder) and (spec := finder.find_spec(name, path)):
             return spec

@@ -14,12 +14,12 @@ from typing import Any
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
-def is_a(thing: Any, *kinds: type) -> bool:
+def is_a(thing: object, *kinds: type) -> bool:
     """As ``isinstance``, by the true class alone."""
     return issubclass(type(thing), kinds)
 
 
-def fields(thing: Any) -> dict[str, Any]:
+def fields(thing: object) -> dict[str, Any]:
     """The ``__dict__`` of an object or module; empty if it has none."""
     try:
         found = object.__getattribute__(thing, "__dict__")
@@ -28,7 +28,7 @@ def fields(thing: Any) -> dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def slots(thing: Any) -> list[tuple[str, Any]]:
+def slots(thing: object) -> list[tuple[str, Any]]:
     """What is in an object's slots."""
     found = []
     for kind in type(thing).__mro__:
@@ -52,6 +52,6 @@ def items(value: Any, most: int) -> list[tuple[str, Any]]:
     return [(f"[{i}]", v) for i, v in enumerate(kind.__iter__(value))] if kind.__len__(value) <= most else []
 
 
-def _key(key: Any, place: int) -> str:
+def _key(key: object, place: int) -> str:
     plain = type(key) in _PLAIN or (type(key) is tuple and all(type(k) in _PLAIN for k in key))
     return repr(key) if plain else f"#{place}"

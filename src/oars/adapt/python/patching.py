@@ -6,14 +6,19 @@ of each framework name their layers, outermost first, with the modes they are fo
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import gc
+import operator
+import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 Layer = Callable[[Any], Any]
+copyreg.pickle(staticmethod, operator.attrgetter("__qualname__"))  # by its name, as what it stands for
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,14 @@ def install(seams: tuple[Seam, ...], modes: Set[Mode]) -> None:
 
 
 def put(owner: Any, name: str, value: object) -> None:
-    """Replace an attribute of a library."""
+    """Replace an attribute of a library.
+
+    Functions of Python's own that are written in C do not become methods where a class has them (``logging.Formatter``
+    has ``time.localtime``), so what takes their place must not either.
+    """
+    if isinstance(owner, ModuleType) and owner.__name__ in sys.stdlib_module_names and isinstance(
+            value, FunctionType) and isinstance(getattr(owner, name), BuiltinFunctionType):
+        value = staticmethod(value)
     setattr(owner, name, value)
 
 

@@ -45,6 +45,10 @@ import oars
 from oars.plan import Plan
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
+
     from oars.engine.world import World
 
 _true_urandom = os.urandom
@@ -66,12 +70,12 @@ def begin(world: World, plan: Plan) -> None:
     random.seed(_derive("python", _seed))
 
 
-def seed_torch(torch: Any) -> None:
+def seed_torch(torch: ModuleType) -> None:
     """Give PyTorch the run's seed."""
     torch.manual_seed(_derive("torch", _seed))
 
 
-def seed_numpy(numpy_random: Any) -> None:
+def seed_numpy(numpy_random: ModuleType) -> None:
     """Give NumPy the run's seed."""
     numpy_random.seed(_derive("numpy", _seed) % 2**32)
 
@@ -190,7 +194,7 @@ def uuid4(inner: Callable[..., Any]) -> Any:
     return for_scripts(inner, lambda: uuid.UUID(bytes=fresh(16), version=4))
 
 
-def torch_seed(torch: Any) -> Any:
+def torch_seed(torch: ModuleType) -> Any:
     """In place of ``torch.seed`` and of ``torch.Generator.seed``."""
     def seed(generator: Any = torch) -> int:
         drawn = int.from_bytes(fresh(8), "little") >> 1
@@ -219,7 +223,7 @@ def in_order() -> bool:
 
 def watch_collector() -> None:
     """Know when the garbage collector is at work."""
-    def note(phase: str, info: Any) -> None:
+    def note(phase: str, info: dict[str, int]) -> None:
         global _collecting
         if threading.current_thread() is threading.main_thread():
             _collecting = phase == "start"
@@ -249,7 +253,7 @@ def _remember(kind: str, given: Any) -> None:
         _script_seeds[kind] = given
 
 
-def for_scripts(true: Any, agreed: Any) -> Any:
+def for_scripts(true: Callable[..., Any], agreed: Callable[..., Any]) -> Any:
     """``agreed`` when the script's own code calls, ``true`` for libraries: they want names that nobody else has."""
     homes = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
     homes.add(os.path.dirname(os.path.abspath(oars.__file__)))  # oars itself, wherever it is
@@ -371,7 +375,7 @@ class _Python:
 class _Numpy:
     """NumPy's global stream."""
 
-    def __init__(self, numpy_random: Any) -> None:
+    def __init__(self, numpy_random: ModuleType) -> None:
         self._random = numpy_random
         self.get_state, self.set_state = numpy_random.get_state, numpy_random.set_state
 
@@ -385,7 +389,7 @@ class _Numpy:
 class _Torch:
     """One of PyTorch's generators."""
 
-    def __init__(self, generator: Any) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
         self.get_state, self.set_state = generator.get_state, generator.set_state
         self.script_seed, self.seed = generator.initial_seed, generator.manual_seed

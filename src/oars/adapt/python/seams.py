@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from oars.adapt.python import clock, figures, patching, random, signals
+from oars.adapt.python import clock, figures, patching, random, signals, trackers
 from oars.adapt.python.imports import when_imported
 from oars.adapt.python.patching import Seam, instead
 from oars.plan import Plan
@@ -57,13 +57,13 @@ def _secrets(secrets: ModuleType) -> None:
     ), _EVERY)
 
 
-def _numpy(numpy_random: Any) -> None:
+def _numpy(numpy_random: ModuleType) -> None:
     patching.put(numpy_random.bit_generator, "randbits", random.Agreed().getrandbits)
     random.seed_numpy(numpy_random)
     patching.install((Seam(numpy_random, "seed", (random.numpy_seed,)),), _EVERY)
 
 
-def _torch(torch: Any) -> None:
+def _torch(torch: ModuleType) -> None:
     random.seed_torch(torch)
     seed = random.torch_seed(torch)
 
@@ -131,8 +131,16 @@ def install_figures(world: World) -> None:
     if world.rank:
         os.environ["MPLBACKEND"] = "Agg"  # interactive mode opens windows without show()
 
-    def patch(pyplot: Any) -> None:
+    def patch(pyplot: ModuleType) -> None:
         patching.install((Seam(pyplot, "show", (figures.once(world),)),
                           Seam(pyplot.Figure, "waitforbuttonpress ginput", (figures.once(world),))), _EVERY)
 
     when_imported("matplotlib.pyplot", patch)
+
+
+def install_trackers(world: World) -> None:
+    """Trackers log one run; to be called before the script imports one."""
+    if world.rank:
+        trackers.keep_local()
+        when_imported("mlflow", lambda mlflow: patching.install(
+            (Seam(mlflow, "set_tracking_uri", (trackers.local_uri,)),), _EVERY))

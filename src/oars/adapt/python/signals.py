@@ -31,6 +31,8 @@ from oars import runfolder
 from oars.adapt.python import random
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from oars.engine.world import World
 
 _set, _get = signal.signal, signal.getsignal
@@ -108,7 +110,7 @@ class Signals:
 
     # -- signals
 
-    def came(self, number: int, frame: Any) -> None:
+    def came(self, number: int, frame: FrameType | None) -> None:
         """The handler that stands for all of the script's."""
         if os.getpid() != self._pid or not self._together():
             self._call(number)
@@ -176,7 +178,7 @@ class Signals:
 
     # -- timers
 
-    def started(self, timer: Any) -> None:
+    def started(self, timer: threading.Timer) -> None:
         """A ``Timer`` was started by the script: by main code, or by another timer's function."""
         owner = self._names.get(threading.current_thread())
         if not self._together() or (owner is None and (not random.in_order() or random.inside())):
@@ -186,7 +188,7 @@ class Signals:
         self._names[timer] = (*by, self._made[by])
         self._timers[self._names[timer]] = threading.Event()
 
-    def wait(self, timer: Any) -> bool:
+    def wait(self, timer: threading.Timer) -> bool:
         """In a timer's thread: until its function is to be called on every rank, or it was cancelled. False if this
         is no timer that the script has started."""
         name = self._names.get(timer)
@@ -213,7 +215,7 @@ class Signals:
         self._timers.pop(name, None)
         return True
 
-    def _release(self, name: Any) -> None:
+    def _release(self, name: tuple[int, ...]) -> None:
         if (event := self._timers.get(name)) is None:
             return
         event.set()
@@ -288,11 +290,11 @@ def interval_timers(inner: Callable[..., Any]) -> Any:
 def timer_started(inner: Callable[..., Any]) -> Any:
     """Around ``threading.Timer.start``."""
     @functools.wraps(inner)
-    def of_a_library(self: Any) -> None:
+    def of_a_library(self: threading.Timer) -> None:
         threading.Thread.start(self)  # as it is by then: adapters have layers of their own around it
 
     @functools.wraps(inner)
-    def start(self: Any) -> None:
+    def start(self: threading.Timer) -> None:
         signals.started(self)
         threading.Thread.start(self)
 
@@ -302,7 +304,7 @@ def timer_started(inner: Callable[..., Any]) -> Any:
 def timer_run(inner: Callable[..., Any]) -> Any:
     """Around ``threading.Timer.run``."""
     @functools.wraps(inner)
-    def run(self: Any) -> None:
+    def run(self: threading.Timer) -> None:
         if not signals.wait(self):
             inner(self)
 

@@ -13,7 +13,10 @@ import io
 import os
 import sys
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 made: set[str] = set()  # files and folders that were not there before the run
 appended: set[str] = set()
@@ -50,7 +53,7 @@ def watch(ours: tuple[str, ...]) -> None:
     _replace({**swaps, os_open: opened, open_file: file_opened})
 
 
-def _first(make: Any, place: int) -> Any:
+def _first(make: Callable[..., Any], place: int) -> Any:
     """``make``, which makes what its argument number ``place`` names, and tells of it first."""
     @functools.wraps(make)
     def call(*args: Any, **kw: Any) -> Any:
@@ -90,7 +93,7 @@ def watch_torch(torch: Any) -> None:
     torch.serialization.save = torch.save
 
 
-def _telling(save: Any) -> Any:
+def _telling(save: Callable[..., Any]) -> Any:
     @functools.wraps(save)
     def call(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(f, (str, os.PathLike)):

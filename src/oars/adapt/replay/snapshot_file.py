@@ -151,7 +151,7 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
     try:
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            def put(data: Any) -> None:
+            def put(data: bytes | memoryview) -> None:
                 digest.update(data)
                 _write_all(fd, data)
 
@@ -178,16 +178,16 @@ def write(folder: Path, step: int, header: dict[str, Any], blobs: list[Blob], sy
     return path
 
 
-def _bytes(array: Any) -> memoryview:
+def _bytes(array: np.ndarray) -> memoryview:
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat) if flat.size else memoryview(b"")
 
 
-def _size(array: Any) -> int:
+def _size(array: np.ndarray) -> int:
     return int(array.nbytes)
 
 
-def _write_all(fd: int, data: Any) -> None:
+def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[: 1 << 26]):]

@@ -13,11 +13,14 @@ import ctypes
 import random
 import sys
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oars.adapt.replay.tape import put_bytes, tape
+
+if TYPE_CHECKING:
+    import torch
 
 _WORDS = 624  # of a Mersenne twister
 
@@ -110,7 +113,7 @@ class _Numpy(Stream):
 class _Torch(Stream):
     """One of PyTorch's generators. Asking for all of it takes 2 µs, which a step does four times."""
 
-    def __init__(self, name: str, generator: Any) -> None:
+    def __init__(self, name: str, generator: torch.Generator) -> None:
         super().__init__(name)
         self._get_state, self._set_state = generator.get_state, generator.set_state
         self._size = generator.get_state().numel()

@@ -16,9 +16,10 @@ from oars.plan import Plan
 
 if TYPE_CHECKING:
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 
-def install(world: World | None, plan: Plan, record: Any) -> None:
+def install(world: World | None, plan: Plan, record: Record) -> None:
     """Take hold of PyTorch for this rank (``world`` is None on one rank: then only steps are counted)."""
     from oars.adapt.replay.snapshot_file import read
     from oars.adapt.torch import seams, step_log

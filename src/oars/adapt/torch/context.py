@@ -1,9 +1,9 @@
 """What every part of the PyTorch adapter shares: the ranks, the record, and where in the script we are.
 
 One object, ``ctx``, filled by ``install``. A rank runs the script in one thread (backward may run in PyTorch's own
-threads, one at a time), so plain attributes are enough. But for what says whether ranks are *in step* (``Here``): in
-other threads of the script's, in forked children and while own samples are read they are not, and everything is plain
-PyTorch.
+threads, one at a time), so plain attributes are enough. The exception is ``Here``, kept for each thread: whether ranks
+are *in step*. In other threads of the script's, in forked children and while own samples are read they are not, and
+everything is plain PyTorch.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oars.adapt.torch.backward.gradients import Gradients
     from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.replay.snapshots import Snapshots
+    from oars.engine.world import World
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
@@ -168,7 +169,7 @@ class Context:
             self.world.reading = reading
             _here.in_step, _here.plain, _here.split = before
 
-    def join(self, world: Any) -> None:
+    def join(self, world: World) -> None:
         """This process is a rank of ``world``."""
         self.world, self.rank, self.size = world, world.rank, world.size
         self.era, self.members = world.era, world.members

@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections import deque
 from time import perf_counter_ns  # as it is now: scripts are given another clock later
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from oars.adapt.torch.rows.tensor import Rows
 from oars.engine import Astray
 from oars.engine.world import RankLost
 from oars.exchange.guard import BLOCK, Line, Rounds, broadcast, digest, judged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OFF, REPORT, HEAL = "off", "report", "heal"
 _LOOK_AGAIN = 64  # exchanges: then tensors that have come or gone since are found
@@ -265,7 +268,7 @@ def _state() -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
 
-    def add(name: str, tensor: Any) -> None:
+    def add(name: str, tensor: torch.Tensor) -> None:
         if id(tensor) not in names and not isinstance(tensor, Rows) and not is_lazy(tensor):
             names[id(tensor)] = name
             found[name] = tensor
@@ -351,7 +354,7 @@ def here() -> bool:
             and not ctx.busy and not ctx.separate and not ctx.world.astray and not ctx.record.played)
 
 
-def saving(inner: Any) -> Any:
+def saving(inner: Callable[..., Any]) -> Any:
     """Around ``torch.save``: what is saved is what all ranks have."""
     def save(*args: Any, **kwargs: Any) -> Any:
         # (PyTorch itself calls this to pickle a tensor, on one rank and not on another.)
@@ -362,7 +365,7 @@ def saving(inner: Any) -> Any:
     return save
 
 
-def loading(inner: Any) -> Any:
+def loading(inner: Callable[..., Any]) -> Any:
     """Around ``load_state_dict``."""
     def load(*args: Any, **kwargs: Any) -> Any:
         out = inner(*args, **kwargs)

@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import optim
@@ -19,6 +19,9 @@ from torch.optim.optimizer import Optimizer
 
 from oars.adapt.python import patching
 from oars.adapt.python.imports import when_imported
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _COMPILER = "torch._dynamo"
 _KEPT_OUT = "__dynamo_disable"  # where PyTorch remembers the function that it made of another, to keep the compiler out
@@ -30,7 +33,7 @@ def put_off() -> None:
     for function in functions:
         patching.put(function, _KEPT_OUT, function)
 
-    def keep_out(compiler: Any) -> None:
+    def keep_out(compiler: ModuleType) -> None:
         for function in functions:
             patching.remove(function, _KEPT_OUT)  # made by PyTorch, when it is called next
 

@@ -20,7 +20,7 @@ import multiprocessing.process
 import multiprocessing.queues
 import queue
 import threading
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -39,9 +39,9 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import reads, recorder
 
 
-def aside(own: Any) -> Layer:
+def aside(own: Callable[..., Any]) -> Layer:
     """Outermost: where ranks are not in step (a thread of the script's, a data set that trains) it is PyTorch's own."""
-    def layer(inner: Any) -> Any:
+    def layer(inner: Callable[..., Any]) -> Any:
         @functools.wraps(own)
         def call(*args: Any, **kwargs: Any) -> Any:
             return (inner if ctx.in_step else own)(*args, **kwargs)
@@ -113,7 +113,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
 
     hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
     seams = (
-        # the script's five: models, loaders, batches, backward, steps
+        # the script's own calls: models, loaders, batches, backward; the optimizer's step is in ``install``, below
         Seam(nn.Module, "__call__",
              (RECORDED(recorder.module_call), ASYNC(phases.module_call), instead(call.module_call))),
         Seam(DataLoader, "__iter__",

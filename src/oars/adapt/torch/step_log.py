@@ -12,9 +12,9 @@ import hashlib
 import os
 import weakref
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -24,6 +24,10 @@ from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import ctx, offsets_of, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.tensor import Rows
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 _params: Any = WeakTensorKeyDictionary()  # all that optimizers step, in the order they came
 _kept: list[torch.Tensor] = []  # the same, where they are looked at when the script is over
@@ -51,7 +55,7 @@ def begin() -> None:
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
-def before_step(optimizer: Any, args: object, kwargs: object) -> None:
+def before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """A hook before every optimizer's step."""
     if not ctx.in_step:
         return
@@ -62,7 +66,7 @@ def before_step(optimizer: Any, args: object, kwargs: object) -> None:
         lineage.before_step(ctx.number(optimizer))
 
 
-def after_step(optimizer: Any, args: object, kwargs: object) -> None:
+def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """A hook behind every optimizer's step."""
     if not ctx.in_step:
         return
@@ -81,9 +85,9 @@ def after_step(optimizer: Any, args: object, kwargs: object) -> None:
         raise SystemExit(0)
 
 
-def add_param_group(inner: Any) -> Any:
+def add_param_group(inner: Callable[..., Any]) -> Any:
     """Around ``Optimizer.add_param_group``: whose weights are stepped."""
-    def add(self: Any, group: dict) -> None:
+    def add(self: Optimizer, group: dict) -> None:
         inner(self, group)
         if "lr" in self.param_groups[-1]:
             self.param_groups[-1]["lr"] = _scaled_lr(self.param_groups[-1]["lr"])
@@ -144,7 +148,7 @@ def step_unless_lost(inner: Callable[..., Any]) -> Any:
 
 def noting_backward(inner: Callable[..., Any]) -> Any:
     """Around ``backward`` on one rank: nothing is changed, the loss is noted."""
-    def backward(tensors: Any, *args: object, **kwargs: object) -> None:
+    def backward(tensors: torch.Tensor | Sequence[torch.Tensor], *args: object, **kwargs: object) -> None:
         global _loss
         inner(tensors, *args, **kwargs)
         if isinstance(tensors, torch.Tensor) and tensors.dim() == 0:
@@ -155,7 +159,7 @@ def noting_backward(inner: Callable[..., Any]) -> Any:
 
 def noting_next(inner: Callable[..., Any]) -> Any:
     """Around a loader's ``__next__`` on one rank: the size of each batch is noted."""
-    def next_(self: Any) -> Any:
+    def next_(self: _BaseDataLoaderIter) -> Any:
         data = inner(self)
         first = data
         while isinstance(first, (list, tuple, dict, UserDict)) and first:
@@ -166,7 +170,7 @@ def noting_next(inner: Callable[..., Any]) -> Any:
     return next_
 
 
-def _which(optimizer: Any) -> int:
+def _which(optimizer: Optimizer) -> int:
     """The place of an optimizer among those that step (a GAN has two); one made anew for each epoch has the place of
     the one before."""
     for place, known in enumerate(_optimizers):
@@ -180,7 +184,7 @@ def _which(optimizer: Any) -> int:
 # ---- what the record is told ----------------------------------------------------------------------------------------
 
 
-def _rates(optimizer: Any) -> Any:
+def _rates(optimizer: Optimizer) -> Any:
     """The learning rate, or those of all groups where they differ; one on a device is left there."""
     rates = [group.get("lr") for group in optimizer.param_groups]
     if not all(isinstance(rate, (int, float)) for rate in rates):
@@ -188,7 +192,7 @@ def _rates(optimizer: Any) -> Any:
     return rates[0] if rates.count(rates[0]) == len(rates) else rates
 
 
-def _norm(optimizer: Any) -> Any:
+def _norm(optimizer: Optimizer) -> Any:
     """The norm of all gradients of this step, so seldom that it costs next to nothing (a few times a second)."""
     global _norm_at, _norm_from
     if perf_counter() < _norm_from or not ctx.record.voice or ctx.record.played:
@@ -212,7 +216,7 @@ def _norm(optimizer: Any) -> Any:
     return value
 
 
-def _scaled_lr(lr: Any) -> Any:
+def _scaled_lr(lr: float | torch.Tensor) -> Any:
     """``--scale-lr``, for the larger global batch of ``--batch keep``."""
     how = ctx.plan.scale_lr
     if how is None or ctx.size == 1:

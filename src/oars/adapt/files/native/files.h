@@ -114,6 +114,9 @@ int mark(int state, const char *path);                                   /* to t
 int log_voice(int speaking);
 void news(void); /* take in what others have written down */
 
+/* ---- strangers.c ---- */
+void look_at_program(const char *path); /* before it is started */
+
 /* ---- gate.c ---- */
 extern int gate_fd, turn_fd;
 extern volatile int children;

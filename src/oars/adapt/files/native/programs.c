@@ -55,6 +55,7 @@ int do_execve(int dirfd, const char *path, char *const argv[], char *const envp[
   char *place = NULL;
   if (other) place = strdupa(other);
   work_end(w); /* before: the buffers are also those of a parent that waits in vfork */
+  if (active() && path && dirfd == AT_FDCWD && !flags) look_at_program(place ? place : path);
   if (place) return (int)raw(SYS_execve, (long)place, (long)argv, (long)ours_, 0, 0, 0);
   if (dirfd == AT_FDCWD && !flags) return (int)raw(SYS_execve, (long)path, (long)argv, (long)ours_, 0, 0, 0);
   return (int)raw(SYS_execveat, dirfd, (long)path, (long)argv, (long)ours_, flags, 0);
@@ -156,7 +157,8 @@ EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_acti
                        const posix_spawnattr_t *how, char *const argv[], char *const envp[])
 {
   CHILD_ENVIRONMENT(envp);
-  return STANDING(int, path, LIBC(posix_spawn)(pid, for_it, actions, how, argv, ours_));
+  return STANDING(int, path, (active() ? look_at_program(for_it) : (void)0,
+                              LIBC(posix_spawn)(pid, for_it, actions, how, argv, ours_)));
 }
 
 EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,

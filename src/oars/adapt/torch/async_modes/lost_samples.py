@@ -9,7 +9,7 @@ one that the script reads in a thread.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from oars.adapt.torch.batches import loaders
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.batches.reading import Key, reading
 from oars.adapt.torch.context import Offsets, ctx, offsets_of, on_every_rank
+
+if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 class Batch:
@@ -56,7 +59,7 @@ class Owed:
         self._gone: set[int] = set()
         ctx.world.on_loss.append(lambda gone, phase: self._gone.update(gone))
 
-    def batch(self, iterator: Any, data: Any, cut: Cut) -> Any:
+    def batch(self, iterator: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
         """A loader's global batch, and what is owed with it."""
         here = reading(iterator)
         loader, place = here.loader, here.place

@@ -6,7 +6,7 @@ of the whole (times N), so the loss and the gradients are its own estimate of th
 model that is called without gradients is *evaluated*: the ranks meet, take the mean of their weights, and all that
 follows is exact, as under allreduce, until the next training call. So they do where a loader's pass ends: what a script
 does behind its loop, it does with the averaged weights, whatever it is. They meet as well every K steps (``local``),
-where weights are read (``copies.py``), where a loader begins, and at the end.
+where weights are read (``weight_reads.py``), where a loader begins, and at the end.
 
 Ranks that train separately read different values and could take different branches. So at every meeting each says
 where in the script it is. One whose loop was shorter takes part in the others' averages until they come to where it

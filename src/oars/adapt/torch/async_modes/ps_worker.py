@@ -13,7 +13,7 @@ import json
 import pickle
 import sys
 import time
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,6 +31,9 @@ from oars.engine.world import RankLost
 from oars.exchange.mail import NOTHING, Mail, head
 from oars.exchange.servers import Desk, Piece, Shard, Unserved, merge, place
 from oars.exchange.serving import ASK, AWAY, GET, PUSH, SET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # These treat elements one by one, so that their tensors can be cut and dealt out.
 _BY_ELEMENT = (optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Adagrad,
@@ -298,10 +301,10 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return found
 
 
-def push(step: Any) -> Any:
+def push(step: Callable[..., Any]) -> Any:
     """In the place of an optimizer's step: its gradients go to the servers."""
     @functools.wraps(step)
-    def call(self: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         assert ctx.phases.servers is not None
         servers, loss = ctx.phases.servers, None
         if closure is not None:

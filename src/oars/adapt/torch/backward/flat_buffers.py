@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 import zlib
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from oars.adapt.torch.context import ctx
 from oars.exchange.allreduce import Exchange, Span
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -59,7 +62,7 @@ class Plan:
         self._inbox: list[torch.Tensor] = []
         self._result: list[torch.Tensor] = []
 
-    def _died(self, _: Any) -> None:
+    def _died(self, _: weakref.ref) -> None:
         self.dead = True  # the ids this plan goes by may soon mean other tensors
 
     def gradients(self) -> list[torch.Tensor]:
@@ -119,7 +122,7 @@ class Weights:
         return (apart / length) ** 0.5 if length else 0.0
 
 
-def weights_of(optimizer: Any) -> list[torch.Tensor]:
+def weights_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """What an optimizer steps, in the order in which all ranks came by it: a script may give it in a set's, which is
     that of addresses."""
     every = [p for group in optimizer.param_groups for p in group["params"] if p.is_floating_point() or p.is_complex()]

@@ -8,7 +8,7 @@ keeps. Hooks behind the accumulation (an optimizer's step in backward) run behin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -16,6 +16,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from oars.adapt.torch.context import ctx, mine
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.tensor import RULES, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _register_hook: Any = torch.Tensor.register_hook
 _retain_grad: Any = torch.Tensor.retain_grad
@@ -27,7 +30,7 @@ _behind: Any = WeakTensorKeyDictionary()  # leaf -> the hooks that are called wh
 class _Handle:
     """What ``register_hook`` returns."""
 
-    def __init__(self, hooks: list, hook: Any) -> None:
+    def __init__(self, hooks: list, hook: Callable[[torch.Tensor], Any]) -> None:
         self._hooks, self._hook = hooks, hook
         hooks.append(hook)
 
@@ -49,7 +52,7 @@ class _Behind(_Handle):
 
     waiting = 0
 
-    def __init__(self, hooks: list, hook: Any) -> None:
+    def __init__(self, hooks: list, hook: Callable[[torch.Tensor], Any]) -> None:
         super().__init__(hooks, hook)
         _Behind.waiting += 1
 
@@ -60,7 +63,7 @@ class _Behind(_Handle):
             _Behind.waiting -= 1
 
 
-def register_hook(self: torch.Tensor, hook: Any) -> Any:
+def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
     """Replaces ``Tensor.register_hook`` for plain tensors."""
     if isinstance(self, Rows):
         return _on_rows(_register_hook, (self, hook), {})
@@ -72,7 +75,7 @@ def register_hook(self: torch.Tensor, hook: Any) -> Any:
     return _straight(_register_hook, self, lambda grad: hook(collectives.Mean.apply(grad)))
 
 
-def _straight(method: Any, *args: Any) -> Any:
+def _straight(method: Callable[..., Any], *args: Any) -> Any:
     """``method`` of a plain tensor. Where a call is traced PyTorch would come back to what is patched here."""
     before, ctx.plain = ctx.plain, True
     try:
@@ -81,7 +84,7 @@ def _straight(method: Any, *args: Any) -> Any:
         ctx.plain = before
 
 
-def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Any) -> Any:
+def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
     """Replaces ``Tensor.register_post_accumulate_grad_hook``: what is accumulated in backward is the rank's own."""
     if isinstance(self, Rows) or ctx.plain or not (self.requires_grad and self.is_leaf):
         return _register_behind(self, hook)
@@ -100,7 +103,7 @@ def retain_grad(self: torch.Tensor) -> None:
     _straight(_retain_grad, self)
 
 
-def _on_rows(func: Any, args: tuple, kwargs: dict) -> Any:
+def _on_rows(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     x, hook = args
     ctx.note("hooks")
 

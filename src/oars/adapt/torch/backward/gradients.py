@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from oars.engine import Astray
 from oars.engine.dissent import PARTED, Whole
 from oars.engine.world import RankLost
 from oars.exchange.compressed import exchange_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _backward = torch.autograd.backward
 _grad = torch.autograd.grad
@@ -144,16 +147,16 @@ class Gradients:
         if not self.passes:
             self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
         here = Pass(rows, inputs, create_graph)
-        ctx.spoilt = here.look_from(roots)
+        ctx.spoilt = here.find_boundaries(roots)  # a graph from before a loss is like a loss now
         self.passes.append(here)
         around, self.begun = ctx.place, self.begun + 1
         ctx.place = f"backward {self.begun}", 0
         try:
-            self._go_back(here, lambda: _backward(
+            self._run_backward(here, lambda: _backward(
                 roots, None if grad_tensors is None and not any(s is not None for s in seeds) else seeds, retain_graph,
                 create_graph, None, inputs))
             self.backwards += 1
-            if ctx.spoilt and not self._go_again():
+            if ctx.spoilt and not self._redo_backwards():
                 return
             if before or waited_for or create_graph or not self._more_to_come():
                 exchanged = self.exchange_deferred()
@@ -169,7 +172,7 @@ class Gradients:
         finally:
             ctx.place = around
 
-    def _go_back(self, here: Pass, work: Any) -> None:
+    def _run_backward(self, here: Pass, work: Callable[[], Any]) -> None:
         self.watched = here
         try:
             self._run(work)
@@ -196,7 +199,7 @@ class Gradients:
     def _leaves(self) -> list[torch.Tensor]:
         return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
 
-    def _run(self, work: Any) -> Any:
+    def _run(self, work: Callable[..., Any]) -> Any:
         plain, ctx.plain = ctx.plain, True
         ctx.going_back = True
         self.running += 1
@@ -214,7 +217,7 @@ class Gradients:
         if self.watched is not None:
             self.watched.arrived(entry, place, grad)
 
-    def _go_again(self) -> bool:
+    def _redo_backwards(self) -> bool:
         """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
         touched = {id(p): p for p in (*self.touched, *self.pending.values())}
         while True:
@@ -243,10 +246,10 @@ class Gradients:
             except RankLost:
                 pass
             except Irreplaceable as reason:
-                self._pass_over(touched, reason)
+                self._skip_step(touched, reason)
                 return False
 
-    def _pass_over(self, touched: dict[int, torch.Tensor], reason: Irreplaceable) -> None:
+    def _skip_step(self, touched: dict[int, torch.Tensor], reason: Irreplaceable) -> None:
         """This step cannot be done again: its gradients are nothing, and the next optimizer step is left out."""
         ctx.spoilt = False
         self.touched.clear()
@@ -269,7 +272,7 @@ class Gradients:
         return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
 
     def exchange_deferred(self) -> list[int]:
-        """Exchange everything outstanding now. Returns whose gradients these were, by serial."""
+        """Exchange what was not yet: gradients of this backward, and any put off before. Returns whose, by serial."""
         began = perf_counter()
         inside = ctx.world.seconds
         while True:
@@ -289,7 +292,7 @@ class Gradients:
                     exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
                 break
             except RankLost:
-                if not self._go_again():
+                if not self._redo_backwards():
                     return []
         for done in (self.touched, self.passes, self.base, ctx.handed):
             done.clear()  # type: ignore[attr-defined]
@@ -392,7 +395,7 @@ class Gradients:
         ctx.note("grad")
         return ctx.perform(self._grad_of, None, args, kwargs)
 
-    def _grad_of(self, _: Any, args: tuple, kwargs: dict) -> tuple:
+    def _grad_of(self, _: None, args: tuple, kwargs: dict) -> tuple:
         try:
             grads = self._of_rows(args, kwargs)
         except (RankLost, Irreplaceable):
@@ -407,7 +410,7 @@ class Gradients:
     def _of_rows(self, args: tuple, kwargs: dict) -> tuple:
         outputs, inputs, grad_outputs, *how = args
         roots = [lineage.current(r) for r in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
-        if ctx.era and Pass([], None, False).look_from([r for r in roots if not isinstance(r, Rows)]):
+        if ctx.era and Pass([], None, False).find_boundaries([r for r in roots if not isinstance(r, Rows)]):
             raise Irreplaceable("torch.autograd.grad went back through a graph from before the loss of a rank")
         seeds = [None] * len(roots) if grad_outputs is None else (
             [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs))
@@ -419,7 +422,7 @@ class Gradients:
         return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
 
 
-def _global_grad(of: Any, grad: Any) -> Any:
+def _global_grad(of: torch.Tensor, grad: torch.Tensor | None) -> Any:
     if grad is None:
         return None
     if isinstance(of, Rows):
@@ -437,7 +440,7 @@ def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
                                                                 strict=True)])
 
 
-def _mean_one_by_one(grad: Any) -> torch.Tensor:
+def _mean_one_by_one(grad: torch.Tensor) -> torch.Tensor:
     """Gradients that do not fit a flat buffer: sparse ones, and those that have a graph of their own."""
     if grad.layout is torch.strided:
         return collectives.Mean.apply(grad)
@@ -454,14 +457,14 @@ class _Watched:
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
 
-    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+    def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
             return self
         if self.gradients.pending and not self.gradients.running:
             self.gradients.exchange_deferred()
         return _grad_slot.__get__(tensor)
 
-    def __set__(self, tensor: Any, value: Any) -> None:
+    def __set__(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         _grad_slot.__set__(tensor, value)
 
 
@@ -480,9 +483,9 @@ def backward_aside(*args: Any, **kwargs: Any) -> None:
             _aside.discard(here)
 
 
-def parameter_new(inner: Any) -> Any:
+def parameter_new(inner: Callable[..., Any]) -> Any:
     """Around ``nn.Parameter.__new__``: every parameter is watched from its making."""
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type[nn.Parameter], *args: Any, **kwargs: Any) -> Any:
         made = inner(cls, *args, **kwargs)
         if type(made) is nn.Parameter:
             ctx.gradients.track(made)

@@ -16,8 +16,8 @@ import random
 import types
 import zlib
 from collections import UserDict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ from oars.adapt.python.looking import fields, is_a
 from oars.adapt.torch.batches.memory import Memory, Remembers
 from oars.adapt.torch.context import Offsets, ctx, own
 from oars.adapt.torch.rows.tensor import Rows
+
+if TYPE_CHECKING:
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+    Spec = str | tuple[Any, ...]
 
 NOTHING = "oars: no rows on this rank"
 REMEMBERS = "oars: the data set has a memory"
@@ -63,7 +68,7 @@ class Cut(NamedTuple):
         return self.indices[self.first : self.first + self.rows]
 
 
-def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
+def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     many: Any = getattr(fetcher.dataset, "__getitems__", None)
     files_before = files.changes()
@@ -93,10 +98,10 @@ def probe(fetcher: Any, cut: Cut) -> tuple[Any, Any]:
     return every, _compare(every, some, cut)
 
 
-def _pads(collate_fn: Any, mine: Any, every: Any, cut: Cut) -> bool:
+def _pads(collate_fn: Callable[[Any], Any], mine: Any, every: Any, cut: Cut) -> bool:
     """Whether collating makes samples of different lengths fit each other, be they of one length in this batch.
 
-    Ranks that are apart do not ask later whether their rows are of one shape (``alike``): it has to be known now.
+    Ranks that are apart do not ask later whether their rows are of one shape (``compare``): it has to be known now.
     """
     def differs(samples: list, whole: Any, of: Cut) -> bool:
         return _compare(whole, collate_fn(copy.deepcopy(samples)), of) is None
@@ -235,7 +240,7 @@ class Told(NamedTuple):
     remembers: bool  # reading showed that the data set has a memory, and some rank has read all
 
 
-def compare(data: Any, spec: Any, cut: Cut, wrote: bool) -> Told:
+def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Told:
     """What all ranks have got of a batch. ``spec``: None for the default collate's."""
     failed, remembered = isinstance(data, Failed), isinstance(data, Remembers)
     fits, mark = True, 0
@@ -249,7 +254,7 @@ def compare(data: Any, spec: Any, cut: Cut, wrote: bool) -> Told:
     return Told(len(marks) <= 1 and bool(told[:, 1].all()), *some[2:])
 
 
-def _parts_by_row(data: Any, spec: Any) -> Iterator[Any]:
+def _parts_by_row(data: Any, spec: Spec) -> Iterator[Any]:
     """What must have one entry for each sample."""
     if spec in ("rows", "array", "list"):
         yield data
@@ -258,7 +263,7 @@ def _parts_by_row(data: Any, spec: Any) -> Iterator[Any]:
             yield from _parts_by_row(part, of_part)
 
 
-def _print(data: Any, spec: Any) -> Any:
+def _print(data: Any, spec: Spec) -> Any:
     if isinstance(data, (torch.Tensor, np.ndarray)):
         return str(data.dtype), tuple(data.shape[1:]) if spec in ("rows", "array") else tuple(data.shape)
     if spec == "same" and isinstance(data, (bool, str, bytes)):
@@ -269,13 +274,13 @@ def _print(data: Any, spec: Any) -> Any:
     return (type(data).__name__, *map(_print, parts, spec)) if parts is not None and len(parts) == len(spec) else None
 
 
-def with_template(data: Any, spec: Any) -> Any:
+def with_template(data: Any, spec: Spec) -> Any:
     """A batch of which some ranks have no rows: they get empty ones of the first rank's kind."""
     templates = ctx.world.allgather(_emptied(data, spec) if ctx.rank == 0 else None)
     return templates[0] if isinstance(data, str) and data == NOTHING else data
 
 
-def _emptied(data: Any, spec: Any) -> Any:
+def _emptied(data: Any, spec: Spec) -> Any:
     if spec in ("rows", "array"):
         return data[:0]
     if spec == "list":
@@ -283,7 +288,7 @@ def _emptied(data: Any, spec: Any) -> Any:
     return data if spec == "same" else _rebuilt(data, list(map(_emptied, children(data) or [], spec)))
 
 
-def to_batch(data: Any, spec: Any, cut: Cut) -> Any:
+def to_batch(data: Any, spec: Spec, cut: Cut) -> Any:
     """The global batch from this rank's part of it (or, of a probed one, from all of it)."""
     if spec == "same":
         return data

@@ -21,7 +21,7 @@ import pickle
 import random
 import sys
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,6 +45,15 @@ from oars.engine.dissent import pickled
 from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.data import Dataset
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+    from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+    from oars.adapt.torch.batches.collate import Spec
+
 _Iter: Any = dataloader_._BaseDataLoaderIter
 _Workers: Any = dataloader_._MultiProcessingDataLoaderIter
 _Fetcher: Any = data_utils.fetch._MapDatasetFetcher
@@ -55,11 +64,11 @@ _fetch = _Fetcher.fetch
 _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
 _ways: WeakKeyDictionary[Key, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
-_LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see steps.py
+_LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see step_log.py
 _seeded_in: int | None = None
 
 
-def fetch(self: Any, index: Any) -> Any:
+def fetch(self: _MapDatasetFetcher, index: Any) -> Any:
     """Replaces the map-style fetcher's, here and in workers."""
     if not isinstance(index, Cut):
         with ctx.out_of_step():
@@ -88,7 +97,7 @@ def fetch(self: Any, index: Any) -> Any:
     return data if files.changes() == before else collate.Wrote(data)
 
 
-def _whole(fetcher: Any, indices: list) -> Any:
+def _whole(fetcher: _MapDatasetFetcher, indices: list) -> Any:
     with ctx.out_of_step():
         return _fetch(fetcher, indices)
 
@@ -97,9 +106,9 @@ _remembering: set[int] = set()  # data sets with a memory, in a worker
 _looked: dict[int, int] = {}  # how often samples of a data set were read
 
 
-def _looks(dataset: Any) -> bool:
-    """Whether it is looked if a data set has a memory: the 1st, 2nd, 4th … time, and every 64th. PyTorch's own that
-    hold nothing but tensors have none."""
+def _looks(dataset: Dataset) -> bool:
+    """Whether to check this time if reading changes the data set: the 1st, 2nd, 4th … time, and every 64th.
+    PyTorch's own data sets of tensors need no check."""
     if type(dataset) is TensorDataset:
         return False
     times = _looked[id(dataset)] = _looked.get(id(dataset), 0) + 1
@@ -130,7 +139,7 @@ class Watchdog(data_utils.worker.ManagerWatchdog):
             self.manager_pid = made_by.pid
 
 
-def worker_number(inner: Any) -> Any:
+def worker_number(inner: Callable[..., Any]) -> Any:
     """Around the warning of more workers than cores: a rank has its share of these, the script counts on all."""
     def check(self: DataLoader) -> None:
         if self.num_workers > (os.cpu_count() or 1):
@@ -142,14 +151,14 @@ def worker_number(inner: Any) -> Any:
 # ---- the iterator -------------------------------------------------------------------------------------------------
 
 
-def iter_init(self: Any, loader: DataLoader) -> None:
+def iter_init(self: _BaseDataLoaderIter, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
     ctx.iterations += 1
     begin(self, loader, _apart(loader))
     _plain["__init__"](self, loader)
 
 
-def workers_init(self: Any, loader: DataLoader) -> None:
+def workers_init(self: _MultiProcessingDataLoaderIter, loader: DataLoader) -> None:
     """Replaces ``__init__`` of iterators with workers: these are forked, whatever the script says, for what is patched
     here is not in processes that begin anew."""
     asked = loader.multiprocessing_context
@@ -170,7 +179,7 @@ def _apart(loader: DataLoader) -> bool:
     return is_apart(loader) or not ctx.in_step
 
 
-def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
+def iter_reset(self: _BaseDataLoaderIter, loader: DataLoader, first_iter: bool = False) -> None:
     """Replaces ``_reset`` (persistent workers begin anew)."""
     here = reading(self)
     here.queue = deque()
@@ -180,7 +189,7 @@ def iter_reset(self: Any, loader: DataLoader, first_iter: bool = False) -> None:
     _plain["_reset"](self, loader, first_iter)
 
 
-def next_index(self: Any) -> Any:
+def next_index(self: _BaseDataLoaderIter) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
     here = reading(self)
     if not here.queue and not ctx.in_step:  # the iterator was made before
@@ -202,7 +211,7 @@ def next_index(self: Any) -> Any:
     return indices if uncut else cut
 
 
-def _several(self: Any, first: list) -> tuple[list, tuple]:
+def _several(self: _BaseDataLoaderIter, first: list) -> tuple[list, tuple]:
     """``--batch keep``: as many of the sampler's batches as there are ranks make one global batch."""
     parts = [first]
     while len(parts) < ctx.size and (more := next(self._sampler_iter, None)) is not None:
@@ -211,18 +220,18 @@ def _several(self: Any, first: list) -> tuple[list, tuple]:
     return [i for p in parts for i in p], tuple(sum(sizes[:r]) for r in range(ctx.size + 1))
 
 
-def _by_number(iterator: Any) -> bool:
+def _by_number(iterator: _BaseDataLoaderIter) -> bool:
     return iterator._dataset_kind == dataloader_._DatasetKind.Map and iterator._auto_collation
 
 
-def _way(iterator: Any) -> tuple[str, Any]:
+def _way(iterator: _BaseDataLoaderIter) -> tuple[str, Any]:
     if not ctx.in_step:
         return WHOLE, None
     way = _ways.get(reading(iterator).loader)
     return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
 
 
-def iter_next(self: Any) -> Any:
+def iter_next(self: _BaseDataLoaderIter) -> Any:
     """Replaces ``__next__``: a rank's rows become the global batch."""
     try:
         data = _read(self, _plain["__next__"](self))
@@ -251,7 +260,7 @@ def iter_next(self: Any) -> Any:
         return data
 
 
-def _is_everybodys(self: Any, error: Exception) -> bool:
+def _is_everybodys(self: _BaseDataLoaderIter, error: Exception) -> bool:
     """A batch could not be read. Whether it was cut, and the other ranks have to be told."""
     here = reading(self)
     if here.apart or not here.queue:
@@ -267,7 +276,7 @@ def _is_everybodys(self: Any, error: Exception) -> bool:
     return True
 
 
-def _fail(self: Any, data: Any, cut: Cut) -> Any:
+def _fail(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
     """Some rank could not read its samples: all read the batch as one process does, and raise what that raises."""
     errors = ctx.world.allgather(pickled(data.error) if isinstance(data, collate.Failed) else b"")
     with ctx.private:
@@ -275,7 +284,7 @@ def _fail(self: Any, data: Any, cut: Cut) -> Any:
     raise pickle.loads(next(error for error in errors if error))  # it went well this time
 
 
-def _read(self: Any, data: Any) -> Any:
+def _read(self: _BaseDataLoaderIter, data: Any) -> Any:
     """What a fetcher gave."""
     if not isinstance(data, collate.Wrote):
         return data
@@ -284,7 +293,7 @@ def _read(self: Any, data: Any) -> Any:
     return data.data
 
 
-def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
+def _for_the_living(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> tuple[Any, Cut]:
     """A batch that was cut, and perhaps read, before a rank was lost: cut it for those that are left, and read what
     of it is not here. Who has it whole reads nothing again: that would draw its random numbers twice."""
     offsets = offsets_of(len(cut.indices))
@@ -296,7 +305,7 @@ def _for_the_living(self: Any, data: Any, cut: Cut) -> tuple[Any, Cut]:
     return _read(self, fetch(_fetcher(self), anew)), anew
 
 
-def whole_batch(self: Any, data: Any, cut: Cut) -> Any:
+def whole_batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
     """The global batch from this rank's part of it."""
     if cut.era != ctx.era:
         data, cut = _for_the_living(self, data, cut)
@@ -321,7 +330,7 @@ def forget() -> None:
 class _Again:
     """Reads a batch's rows again, after a loss."""
 
-    def __init__(self, fetcher: Any, indices: list, spec: Any, default: bool) -> None:
+    def __init__(self, fetcher: _MapDatasetFetcher, indices: list, spec: Any, default: bool) -> None:
         self.fetcher, self.indices, self.spec, self.default = fetcher, indices, spec, default
 
     def __call__(self) -> list[Rows]:
@@ -334,7 +343,7 @@ class _Again:
         return collate.rows_in(collate.to_batch(data, collate.default_spec(data) if self.default else self.spec, cut))
 
 
-def _batch(self: Any, data: Any, cut: Cut) -> Any:
+def _batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
     way, spec = _way(self)
     if cut.whole:
         every, spec = data
@@ -370,7 +379,7 @@ def _batch(self: Any, data: Any, cut: Cut) -> Any:
     return collate.to_batch(data, spec, cut)
 
 
-def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
+def _probed(self: _BaseDataLoaderIter, every: Any, spec: Spec | None, cut: Cut) -> Any:
     """A batch that was fetched whole to see what collating does: all ranks must have seen the same."""
     specs = [s for s in ctx.world.allgather(spec) if s is not collate.NOTHING]
     if collate.REMEMBERS in specs:
@@ -386,7 +395,7 @@ def _probed(self: Any, every: Any, spec: Any, cut: Cut) -> Any:
     return collate.to_batch(every, specs[0], cut)
 
 
-def _not_by_row(self: Any, every: Any) -> Any:
+def _not_by_row(self: _BaseDataLoaderIter, every: Any) -> Any:
     if debug.on:
         debug.say(f"batches of {type(self._dataset).__name__} are read whole: collating does not work row by row")
     _ways[reading(self).loader] = (WHOLE, None)
@@ -396,7 +405,7 @@ def _not_by_row(self: Any, every: Any) -> Any:
     return every
 
 
-def _not_in_parts(loader: Key, dataset: Any, remembers: bool = False) -> None:
+def _not_in_parts(loader: Key, dataset: Dataset, remembers: bool = False) -> None:
     _ways[loader] = (WHOLE, None)
     does = "changes, prints or seeds the global random stream" if remembers else "writes files"
     ctx.record.notice(f"{type(dataset).__name__} {does} when samples are read: every rank reads whole batches, "
@@ -417,7 +426,7 @@ def _refetch(self: Any, cut: Cut) -> Any:
     torch._utils.ExceptionWrapper(failed, f"in DataLoader worker process {worker}").reraise()
 
 
-def _fetcher(self: Any) -> Any:
+def _fetcher(self: _BaseDataLoaderIter) -> Any:
     return dataloader_._DatasetKind.create_fetcher(
         self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
 

@@ -16,12 +16,17 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from oars.adapt.python import random
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from torch.utils.data import Dataset
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, dict, set, deque, bytearray)
@@ -40,7 +45,7 @@ class Remembers(NamedTuple):
 class Memory:
     """What a data set holds at one moment, so that it can be compared, and put back."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
         self._copies: dict[int, tuple[Any, Any]] = {}  # containers, and what they held
         self._seen: set[int] = set()
@@ -127,7 +132,7 @@ class Memory:
 
 
 @functools.cache
-def _functions(kind: Any) -> list[types.FunctionType]:
+def _functions(kind: type) -> list[types.FunctionType]:
     """The methods of a class that are the script's."""
     return [f for c in kind.__mro__ if not c.__module__.startswith(("torch.", "builtins", "typing"))
             for f in vars(c).values() if isinstance(f, types.FunctionType)]
@@ -140,7 +145,7 @@ def _equal(a: Any, b: Any) -> bool:
 class _Held(io.StringIO):
     """A stream's text, held back, but for that of other threads; in all else it is that stream."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream, self._thread = stream, threading.get_ident()
 
@@ -169,7 +174,7 @@ class Watching:
         sys.stdout, sys.stderr = self._held = _Held(sys.stdout), _Held(sys.stderr)  # type: ignore[assignment]
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         sys.stdout, sys.stderr = self._streams
         self.text = self._held[0].getvalue(), self._held[1].getvalue()
         self.noticed = any(self.text) or (self._before is not None and self._before.changed())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch.utils.data import DataLoader
 
 from oars.adapt.torch.context import ctx
+
+if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 class Key:
@@ -58,7 +61,7 @@ def share_key(loader: DataLoader, key: Key) -> None:
     _keys[loader] = key
 
 
-def begin(iterator: Any, loader: DataLoader, apart: bool) -> None:
+def begin(iterator: _BaseDataLoaderIter, loader: DataLoader, apart: bool) -> None:
     """An iterator over a loader's batches is made."""
     _readings[iterator] = Reading(key_of(loader), apart)
 
@@ -68,6 +71,6 @@ def is_apart(loader: DataLoader) -> bool:
     return loader in _apart_for_good
 
 
-def reading(iterator: Any) -> Reading:
+def reading(iterator: _BaseDataLoaderIter) -> Reading:
     """How far an iterator is."""
     return _readings[iterator]

@@ -7,7 +7,7 @@ the plain one, since the statistics of N copies are those of one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,10 @@ from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.tensor import Rows
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
 
 _plain = F.batch_norm
 
@@ -75,8 +79,8 @@ class GlobalBatchNorm(torch.autograd.Function):
     """Normalise with the statistics of all ranks' rows."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor,
-                count: int, eps: float, empty: bool) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+                mean: torch.Tensor, var: torch.Tensor, count: int, eps: float, empty: bool) -> torch.Tensor:
         context.save_for_backward(x, weight, bias, mean, var)
         context.count, context.eps, context.empty = count, eps, empty
         return _plain(x, mean, var, weight, bias, False, 0.0, eps)
@@ -106,7 +110,8 @@ class GlobalBatchNorm(torch.autograd.Function):
                 None if bias is None else of_bias.to(bias.dtype), *[None] * 5)
 
 
-def _composed(x: torch.Tensor, weight: Any, bias: Any, count: int, eps: float, empty: bool) -> torch.Tensor:
+def _composed(x: torch.Tensor, weight: torch.Tensor | None, bias: Any, count: int, eps: float,
+              empty: bool) -> torch.Tensor:
     """The same from differentiable pieces."""
     dims = _per_channel(x)
     kept = x * 0 if empty else x
@@ -119,8 +124,9 @@ def _composed(x: torch.Tensor, weight: Any, bias: Any, count: int, eps: float, e
     return out
 
 
-def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any,
-                      momentum: float, eps: float) -> torch.Tensor:
+def global_batch_norm(x: torch.Tensor, running_mean: torch.Tensor | None, running_var: Any,
+                      weight: torch.Tensor | None, bias: torch.Tensor | None, momentum: float,
+                      eps: float) -> torch.Tensor:
     """Training-mode batch normalisation of this rank's rows of a global batch."""
     empty = ctx.split is not None and ctx.split.empty or x.shape[0] == 0
     with torch.no_grad():
@@ -133,8 +139,8 @@ def global_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weig
     return GlobalBatchNorm.apply(x, weight, bias, mean, var, count, eps, empty)
 
 
-def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float,
-                     eps: float) -> torch.Tensor:
+def local_batch_norm(x: torch.Tensor, running_mean: torch.Tensor | None, running_var: Any, weight: torch.Tensor | None,
+                     bias: torch.Tensor | None, momentum: float, eps: float) -> torch.Tensor:
     """``--local-batchnorm``: own rows' statistics; running ones averaged over ranks."""
     if running_mean is None:
         return _plain(x, None, None, weight, bias, True, momentum, eps)
@@ -147,8 +153,9 @@ def local_batch_norm(x: torch.Tensor, running_mean: Any, running_var: Any, weigh
     return out
 
 
-def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-               training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
+def batch_norm(input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+               weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
+               momentum: float = 0.1, eps: float = 1e-5) -> torch.Tensor:
     """nn.functional.batch_norm, over the global batch where the input is rows of one."""
     if isinstance(input, Rows):
         rows_.see(input)
@@ -165,7 +172,7 @@ def batch_norm(input: torch.Tensor, running_mean: Any, running_var: Any, weight:
     return _plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _again(func: Any, args: tuple, kwargs: dict) -> Any:
+def _again(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Batch normalisation as a step of its own; one that is done again must not move the running statistics twice."""
     running = [b.data for b in args[1:3] if b is not None]
     before = [b.clone() for b in running]
@@ -184,7 +191,7 @@ def _train(*args: Any) -> torch.Tensor:
     return (local_batch_norm if local else global_batch_norm)(*args)
 
 
-def keep_compiler_out(compiler: Any) -> None:
+def keep_compiler_out(compiler: ModuleType) -> None:
     """Ranks cannot talk inside of what is compiled. (The decorator would import the compiler.)"""
     global global_batch_norm, local_batch_norm
     global_batch_norm, local_batch_norm = map(compiler.disable, (global_batch_norm, local_batch_norm))

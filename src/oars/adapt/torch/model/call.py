@@ -16,7 +16,7 @@ import functools
 import itertools
 import re
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,6 +38,11 @@ from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
 from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils._pytree import TreeSpec
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
@@ -69,7 +74,7 @@ class Moving:
         self._known: dict[int, tuple[torch.Tensor, int]] = {}  # all there are, by their ids; their versions at first
         self._ever: dict[int, torch.Tensor] = {}
 
-    def see(self, kind: Any, buffers: list, versions: list[int], moved: list) -> None:
+    def see(self, kind: tuple, buffers: list, versions: list[int], moved: list) -> None:
         """What moved in a call of another kind than before."""
         self.kind, self.buffers = kind, moved
         before = self._known or {id(b): (b, v) for b, v in zip(buffers, versions, strict=True)}
@@ -271,7 +276,7 @@ def _as_rows(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
     return Rows(mine(leaf, offsets, dim), offsets, dim)
 
 
-def _deeper(call: Any, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+def _deeper(call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
     ctx.depth += 1
     try:
         return call(module, *args, **kwargs)
@@ -287,7 +292,8 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets, side: int = 0) -> Any:
+def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, offsets: Offsets, side: int = 0) -> Any:
+    """Run the call on rows, and decide how later calls run: any of ``trace.events`` speaks against splitting."""
     handmade = not any(isinstance(leaf, Rows) for leaf in leaves)
     if verdict.way == REPLICATED:
         args, kwargs = tree_unflatten(leaves, spec)
@@ -366,7 +372,7 @@ def _output(x: Any, offsets: Offsets, trace: Trace) -> tuple[int, int] | None:
     return None
 
 
-def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: Any, offsets: Offsets, side: int = 0) -> Any:
+def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, offsets: Offsets, side: int = 0) -> Any:
     lo, n = own(offsets)
     local = []
     for leaf in leaves:
@@ -417,7 +423,7 @@ def _stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
 _compile = torch.compile
 
 
-def compile_(model: Any = None, **kwargs: Any) -> Any:
+def compile_(model: nn.Module | Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     """Replaces ``torch.compile``: a module's compiled code runs in split calls; a function of rows runs uncompiled."""
     if model is None:
         return lambda f: compile_(f, **kwargs)
@@ -469,7 +475,7 @@ def _mark(module: nn.Module) -> int:
     return _marks[module]
 
 
-def register_hook(register: Any) -> Any:
+def register_hook(register: Callable[..., Any]) -> Any:
     """Around ``nn.Module``'s ``register_*_hook``: a module with other hooks is traced again."""
     @functools.wraps(register)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -28,6 +28,9 @@ from oars.adapt.torch.rows.collectives import Alike, Times
 from oars.adapt.torch.rows.looks import look_after, together
 from oars.adapt.torch.rows.tensor import Rows, cut, whole
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _OURS = os.path.join(os.path.dirname(oars.__file__), "")
@@ -52,7 +55,7 @@ class _Notes:
     save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = lambda self, *a: None
 
 
-def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
     linear = cls.__module__.startswith(("oars.", "torch."))  # (as far as we see their backwards)
     if cls.__module__.startswith("oars.") or ctx.plain and (ctx.split is None or linear):
@@ -69,7 +72,7 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return ctx.perform(_on_rows, cls, args, kwargs)
 
 
-def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
+def _on_rows(cls: type[torch.autograd.Function], args: tuple, kwargs: dict) -> Any:
     lead = next(a for a in args if isinstance(a, Rows))
     key = (cls, tuple((a.dim_, a.local.dim()) if isinstance(a, Rows) else type(a) for a in args))
     if key not in _by_row:
@@ -93,7 +96,7 @@ def _on_rows(cls: Any, args: tuple, kwargs: dict) -> Any:
     return tuple(Rows(o, lead.offsets, d) for o, d in zip(out, dims, strict=True))
 
 
-def _on_whole(cls: Any, args: tuple, kwargs: dict) -> Any:
+def _on_whole(cls: type[torch.autograd.Function], args: tuple, kwargs: dict) -> Any:
     return _with_true_gradients(
         _apply_alike(cls, *[whole(a, cls.__name__) if isinstance(a, Rows) else a for a in args], **kwargs))
 
@@ -105,7 +108,7 @@ def _with_true_gradients(out: Any) -> Any:
     return tree_map(lambda o: Alike.apply(o) if _goes_back(o) else o, out)
 
 
-def _scaled(cls: Any, own: tuple, kwargs: dict) -> Any:
+def _scaled(cls: type[torch.autograd.Function], own: tuple, kwargs: dict) -> Any:
     """On own rows. Its backward may be anything but linear (a clipping): it gets the true gradients."""
     size = ctx.size
     out = _apply_alike(cls, *[Times.apply(a, size) if _goes_back(a) else a for a in own], **kwargs)
@@ -124,7 +127,7 @@ def _own(a: Any, lead: Rows) -> Any:
     return a
 
 
-def _try_out(cls: Any, args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
+def _try_out(cls: type[torch.autograd.Function], args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
     """The batch dimension of each result if the function works row by row, else None."""
     needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     notes, trace = _Notes(needs), Trace(offsets[-1])
@@ -150,11 +153,11 @@ def _try_out(cls: Any, args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
     return None if trace.events else tuple(o.dim_ for o in outs)
 
 
-def on_whole(transform: Any) -> Any:
+def on_whole(transform: Callable[..., Any]) -> Any:
     """A torch.func transform whose function gets whole tensors and runs alike on every rank."""
 
     @functools.wraps(transform)
-    def transformed(func: Any, *args: Any, **kwargs: Any) -> Any:
+    def transformed(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if ctx.plain:
             return transform(func, *args, **kwargs)
         plain = tree_map(lambda a: whole(a, transform.__name__) if isinstance(a, Rows) else a, (args, kwargs))
@@ -164,7 +167,7 @@ def on_whole(transform: Any) -> Any:
     return transformed
 
 
-def alike(call: Any) -> Any:
+def alike(call: Callable[..., Any]) -> Any:
     """``call`` on plain tensors alone: modules in it are called as they are."""
 
     @functools.wraps(call)
@@ -182,7 +185,7 @@ def alike(call: Any) -> Any:
 _apply_alike = alike(_apply)
 
 
-def script(inner: Any) -> Any:
+def script(inner: Callable[..., Any]) -> Any:
     """Around ``torch.jit.script``, which resolves the names in a class by the frame that called it: not by ours."""
     replicated = alike(inner)
 
@@ -199,7 +202,7 @@ def script(inner: Any) -> Any:
 _scripted: Any = torch.jit.ScriptFunction.__call__
 
 
-def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+def scripted(self: torch.jit.ScriptFunction, *args: Any, **kwargs: Any) -> Any:
     """Replaces the call of functions compiled by ``torch.jit``, which know nothing of rows: what they were compiled
     from runs on these, or else they get the whole."""
     if ctx.plain or not any(isinstance(a, Rows) for a in tree_leaves((args, kwargs))):
@@ -217,10 +220,11 @@ def inference_exit(self: Any, *_: object) -> None:
     torch.set_grad_enabled(self._before)
 
 
-def functional_call(inner: Any) -> Any:
+def functional_call(inner: Callable[..., Any]) -> Any:
     """Around ``torch.func.functional_call``."""
     @functools.wraps(inner)
-    def calling(module: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def calling(module: torch.nn.Module, tensors: dict[str, torch.Tensor] | Sequence[dict[str, torch.Tensor]],
+                *args: Any, **kwargs: Any) -> Any:
         for t in tree_leaves(tensors):
             if isinstance(t, torch.Tensor) and t.requires_grad and not isinstance(t, Rows):
                 ctx.gradients.enter(t)  # what stands in for parameters in a split call

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, Split, ctx, mine, own, scaled
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.tensor import Rows, Sized, Unsplit, gathered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")}
 
@@ -68,7 +71,7 @@ def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Row
     return Rows(x.local * mask, base, x.dim_)
 
 
-def _drop(name: Any, args: tuple, kwargs: dict) -> Any:
+def _drop(name: str, args: tuple, kwargs: dict) -> Any:
     if ctx.again:
         args = (*args[:3], False)  # others that are made again may need the rows as they were
     try:
@@ -101,7 +104,7 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     return x.mul_(mask) if inplace else x * mask
 
 
-def patched(original: Any) -> Any:
+def patched(original: Callable[..., Any]) -> Any:
     """Around ``nn.functional``'s dropouts."""
     name = original.__name__
 
@@ -122,7 +125,7 @@ def patched(original: Any) -> Any:
 _attention = F.scaled_dot_product_attention
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None,
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
               enable_gqa: bool = False) -> torch.Tensor:
     """nn.functional's; with dropout, which its kernel draws inside, step by step as PyTorch does on CPUs."""
@@ -146,7 +149,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_
 class _Again:
     """A checkpointed function: run again in backward, it must draw what it drew in its split call."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.split = function, ctx.split
         self.drawn = ctx.split.drawn if ctx.split else 0
 
@@ -165,7 +168,7 @@ _checkpoint = torch.utils.checkpoint.checkpoint
 
 
 @functools.wraps(_checkpoint)
-def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces torch.utils.checkpoint.checkpoint."""
     if any(isinstance(a, Rows) for a in args):
         kwargs["use_reentrant"] = False  # the other way is a custom function, which does not know rows

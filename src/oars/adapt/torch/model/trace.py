@@ -6,9 +6,9 @@ import enum
 import math
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Rows
 
+if TYPE_CHECKING:
+    from typing import TextIO
+
 _VALUES = (bool, str, int, float)
 
 
@@ -31,7 +34,7 @@ class Trace:
     """What happened in a call that is being watched."""
 
     def __init__(self, rows: int) -> None:
-        self.events: list[str] = []
+        self.events: list[str] = []  # whatever was not row-by-row work
         self.made: list[Any] = []  # weak references to all rows made
         self.known: set[int] = set()  # the rows given and made, by their ids
         self.rows = rows  # of the batch
@@ -67,7 +70,7 @@ class Trace:
 class _Output:
     """Standard output while a model is traced: what it prints of its batch must be of the whole one."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -96,7 +99,7 @@ def _outermost() -> Iterator[None]:
         yield
 
 
-def _of_float(function: Any) -> Any:
+def _of_float(function: Callable[..., Any]) -> Any:
     return lambda x, *base: function(float(x) if isinstance(x, BatchSize) else x, *base)
 
 

@@ -30,7 +30,7 @@ class Pass:
         self._grads: dict[tuple[Entry, int], torch.Tensor] = {}
         self._direct: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def look_from(self, roots: list[torch.Tensor]) -> bool:
+    def find_boundaries(self, roots: list[torch.Tensor]) -> bool:
         """Find the boundaries below ``roots`` and what reaches leaves past them. Are any from before a loss?"""
         stale = any(root.era != ctx.era for root, _ in self._rows)
         local = {root.local.grad_fn for root, _ in self._rows}
@@ -88,7 +88,7 @@ class Pass:
                 touched.append(leaf)
 
 
-def local_root(root: Any, seed: Any) -> tuple[Any, Any]:
+def local_root(root: torch.Tensor, seed: torch.Tensor | None) -> tuple[Any, Any]:
     """Rows to go back from: a rank's rows carry N times their gradient (see rows/collectives.py)."""
     if not isinstance(root, Rows):
         return root, rows_.whole(seed, "backward") if isinstance(seed, Rows) else seed

@@ -54,7 +54,7 @@ class Entry:
     __slots__ = ("__weakref__", "alike", "args", "autocast", "call", "changes", "depth", "era", "func", "grad",
                  "kwargs", "moves", "of", "outs", "plain", "state")
 
-    def __init__(self, call: Callable, func: Any, args: Any, kwargs: Any, state: Any) -> None:
+    def __init__(self, call: Callable, func: Any, args: tuple, kwargs: dict, state: Any) -> None:
         self.call, self.func, self.args, self.kwargs, self.state = call, func, args, kwargs, state
         self.grad, self.autocast = torch.is_grad_enabled(), _autocast()
         self.outs: dict[int, Any] = {}  # place among the results -> weak reference to the rows the script has
@@ -140,7 +140,7 @@ def _read(fetch: Callable[[], list[Rows]], args: tuple, kwargs: dict) -> list[Ro
     return fetch()
 
 
-def _remember(out: Any, call: Callable, func: Any, args: Any, kwargs: Any, state: Any, refs: tuple | None) -> None:
+def _remember(out: Any, call: Callable, func: Any, args: tuple, kwargs: dict, state: Any, refs: tuple | None) -> None:
     entry = None
     leaves: list[Any] = [out] if isinstance(out, torch.Tensor) else tree_leaves(out)
     for place, leaf in enumerate(leaves):
@@ -177,19 +177,20 @@ def _root(rows: Rows) -> None:
 def begin_anew(rows: Rows, full: torch.Tensor) -> None:
     """From here on these rows come from their whole, and from nothing before that."""
     rows.mirror = None
-    entry = Entry(_cut, (full, rows.dim_), (), {}, None)
+    entry = Entry(_rows_of_whole, (full, rows.dim_), (), {}, None)
     entry.outs[0] = weakref.ref(rows)
     rows.made, rows.version = Ref(entry, 0), rows.local._version
 
 
 def from_whole(full: torch.Tensor, dim: int) -> Rows:
     """This rank's rows of a tensor that all ranks have whole."""
-    rows = _cut((full, dim), (), {})
+    rows = _rows_of_whole((full, dim), (), {})
     begin_anew(rows, full)
     return rows
 
 
-def _cut(func: Any, args: tuple, kwargs: dict) -> Rows:
+def _rows_of_whole(func: tuple[torch.Tensor, int], args: tuple, kwargs: dict) -> Rows:
+    """An entry's call: this rank's rows of a tensor that all ranks have whole; ``func`` is it, and its dimension."""
     full, dim = func
     offsets = offsets_of(full.shape[dim])
     return Rows(full.narrow(dim, *own(offsets)), offsets, dim)
@@ -309,12 +310,13 @@ def _history(entry: Entry) -> Iterator[Entry]:
 def _outlived(entry: Entry) -> None:
     """Rows of an earlier step are used."""
     for before in _history(entry):
-        if before.of is not None and before.of not in _outlives and (before.call is _cuts or _moved_on(before)):
+        if before.of is not None and before.of not in _outlives and (
+                before.call is _rows_of_wholes or _moved_on(before)):
             _outlives.add(before.of)
 
 
 def _wait(entry: Entry, results: list) -> None:
-    """What a module gave may outlive the next step."""
+    """Keep a copy of a module's results, in case they are used after the next step."""
     given: dict[int, Any] = {place: leaf for place, leaf in enumerate(results) if isinstance(leaf, torch.Tensor)}
     if (entry.grad and ctx.world.survives and not ctx.alone and all(isinstance(leaf, Rows) for leaf in given.values())
             and any(leaf.local.requires_grad for leaf in given.values())
@@ -338,12 +340,14 @@ def before_step(optimizer: int) -> None:
             continue
         with torch.no_grad():
             wholes = {place: (rows_.whole(copy, "keep"), copy.dim_) for place, copy in copies.items()}
-        entry.call, entry.func, entry.args, entry.kwargs, entry.state, entry.plain = _cuts, wholes, (), {}, None, []
+        entry.call, entry.func, entry.args, entry.kwargs = _rows_of_wholes, wholes, (), {}
+        entry.state, entry.plain = None, []
         _judged.add(entry.of)
 
 
-def _cuts(func: Any, args: tuple, kwargs: dict) -> list:
-    return [_cut(func[place], (), {}) if place in func else None for place in range(max(func) + 1)]
+def _rows_of_wholes(func: dict[int, tuple[torch.Tensor, int]], args: tuple, kwargs: dict) -> list:
+    """The same for several results of one call."""
+    return [_rows_of_whole(func[place], (), {}) if place in func else None for place in range(max(func) + 1)]
 
 
 def stepped(optimizer: int) -> None:

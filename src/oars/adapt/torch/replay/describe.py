@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from oars.adapt.replay.tape import LARGEST, Diverged
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.context import site
 from oars.adapt.torch.replay.placeholder import StandIn, unsure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _names: dict[Any, str] = {}
 _tensors: dict[Any, tuple] = {}
@@ -58,7 +61,7 @@ def _name(thing: object) -> str:
     return name
 
 
-def build(kind: Any, mould: Any = None) -> Any:
+def build(kind: Sequence[Any], mould: Any = None) -> Any:
     """Something of this kind; ``mould`` is one of the same type, where the kind alone does not tell."""
     letter = kind[0]
     if letter == "T":
@@ -83,12 +86,12 @@ def build(kind: Any, mould: Any = None) -> Any:
     return collate._rebuilt(mould, [build(part, m) for part, m in zip(kind[1:], of, strict=True)])
 
 
-def needs_mould(kind: Any) -> bool:
+def needs_mould(kind: Sequence[Any]) -> bool:
     """Whether ``build`` needs something made for real."""
     return kind[0] == "?" or any(map(needs_mould, _inner(kind)))
 
 
-def _inner(kind: Any) -> Any:
+def _inner(kind: Sequence[Any]) -> Any:
     return kind[2:] if kind[0] == "d" else kind[1:] if kind[0] in "tl?" else ()
 
 
@@ -97,7 +100,7 @@ def _part(mould: Any, i: int) -> Any:
     return parts[i] if parts is not None and i < len(parts) else None
 
 
-def same(kind: Any, recorded: Any) -> bool:
+def same(kind: Sequence[Any], recorded: Sequence[Any]) -> bool:
     """Whether what was made for real is what the tape tells of; devices may differ."""
     if kind[0] != recorded[0] or len(kind) != len(recorded):
         return False

@@ -1,6 +1,6 @@
 """Growing: new ranks join a run that is going, at a boundary, with the state and the place in the script of the others.
 
-A new rank gets to that place as a resumed one does: its script is played (``tape``, ``played``). In order, by what lies
+A new rank gets to that place as a resumed one does: its script is played (``tape``, ``player``). In order, by what lies
 in the run folder:
 
 1. ``grow-now`` is a request. The first rank takes it (``growing`` from then on), all ranks write their tape to the end,
@@ -23,7 +23,7 @@ import signal
 import socket
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,6 +42,9 @@ from oars.adapt.torch.replay.progress import progress
 from oars.adapt.torch.rows import tensor as rows
 from oars.engine import joining
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from oars.adapt.torch.backward.gradients import Gradients
 
 BEGIN, MEET = "begin", "meet"
 STARTS_WITHIN = 300.0  # seconds: to import, to build, and to play
@@ -205,7 +208,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def for_newcomers(gradients: Any) -> dict[str, Any]:
+def for_newcomers(gradients: Gradients) -> dict[str, Any]:
     """What a snapshot tells ranks that join, besides the state: where the adapter's own counts stand."""
     return {"iterations": ctx.iterations, "drawn": random_.drawn(), "next serial": gradients.next_serial,
             "serials": [[gradients.serials[id(p)][0] for p in params] for params in _parameters()],
@@ -241,7 +244,7 @@ def further() -> tuple[dict[str, Any], list]:
     return header, blobs
 
 
-def join(header: dict[str, Any], gradients: Any) -> None:
+def join(header: dict[str, Any], gradients: Gradients) -> None:
     """This rank stands where the others wait, and has their state: meet them."""
     told, world = header["joins"], ctx.world
     ctx.iterations, gradients.next_serial = told["iterations"], told["next serial"]

@@ -13,7 +13,7 @@ When the snapshot's place is reached, the values that the snapshot has of the sc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ class StandIn(torch.Tensor):
     value: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls: type, shape: Any, dtype: torch.dtype, device: Any = "cpu", requires_grad: bool = False) -> StandIn:
+    def __new__(cls: type, shape: Sequence[int], dtype: torch.dtype, device: Any = "cpu",
+                requires_grad: bool = False) -> StandIn:
         made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device,
                                                         requires_grad=requires_grad)
         made.value = None
@@ -82,14 +83,14 @@ def _again(shape: tuple, dtype: str, device: str) -> StandIn:
     return StandIn(shape, getattr(torch, dtype.removeprefix("torch.")), device)
 
 
-def like(x: Any, **other: Any) -> StandIn:
+def like(x: torch.Tensor, **other: Any) -> StandIn:
     """A stand-in of the same shape."""
     with _RAW():
         how = {"dtype": x.dtype, "device": x.device, **other}
         return StandIn(tuple(x.shape), **how)
 
 
-def is_tainted(x: Any) -> bool:
+def is_tainted(x: torch.Tensor) -> bool:
     """Whether a tensor's values are not to be had."""
     if isinstance(x, StandIn):
         return x.value is None
@@ -105,7 +106,7 @@ def _storage(x: torch.Tensor) -> Any:
         return None
 
 
-def mark_stale(x: Any) -> None:
+def mark_stale(x: torch.Tensor) -> None:
     """From here on this plain tensor's values are wrong."""
     storage = None if isinstance(x, StandIn) else _storage(x)
     key = id(storage)
@@ -113,7 +114,7 @@ def mark_stale(x: Any) -> None:
         stale[key] = weakref.ref(storage, lambda _: stale.pop(key, None))
 
 
-def fresh(x: Any) -> None:
+def fresh(x: torch.Tensor) -> None:
     """This plain tensor is right again."""
     storage = _storage(x)
     with _RAW():
@@ -121,7 +122,7 @@ def fresh(x: Any) -> None:
             stale.pop(id(storage), None)
 
 
-def fill(x: Any, value: torch.Tensor) -> bool:
+def fill(x: torch.Tensor, value: torch.Tensor) -> bool:
     """Give a tensor of the played part its values; False if they do not fit."""
     with _RAW():
         if tuple(x.shape) != tuple(value.shape) or x.dtype != value.dtype:
@@ -263,7 +264,7 @@ def _run(func: Callable[..., Any], args: tuple, kwargs: dict, real: bool) -> Any
         tape.busy -= 1
 
 
-def mapped(change: Any, value: Any) -> Any:
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """``value`` with every tensor in its lists, tuples and dicts changed. PyTorch's own takes ten times as long."""
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -276,11 +277,11 @@ def mapped(change: Any, value: Any) -> Any:
     return {k: mapped(change, v) for k, v in value.items()} if kind is dict else value
 
 
-def _wrapped(x: torch.Tensor, device: Any, grad: bool) -> StandIn:
+def _wrapped(x: torch.Tensor, device: torch.device | str, grad: bool) -> StandIn:
     return StandIn(tuple(x.shape), x.dtype, device, grad and (x.is_floating_point() or x.is_complex()))
 
 
-def _held(x: Any) -> Any:
+def _held(x: torch.Tensor) -> Any:
     """Values to work on: ones, and zeros where they may be indices."""
     if not is_tainted(x) and not isinstance(x, Rows):
         return x.value if isinstance(x, StandIn) else x
@@ -290,7 +291,7 @@ def _held(x: Any) -> Any:
     return (torch.zeros if whole else torch.ones)(shape, dtype=dtype, device=device)
 
 
-def _meta(x: Any) -> Any:
+def _meta(x: torch.Tensor) -> Any:
     with _RAW():
         return torch.empty(tuple(x.shape), dtype=x.dtype, device="meta")
 
@@ -317,7 +318,7 @@ def _afterwards(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     return func(*mapped(_filled, args), **mapped(_filled, kwargs))
 
 
-def _filled(x: object) -> Any:
+def _filled(x: torch.Tensor) -> Any:
     if isinstance(x, StandIn) and x.value is not None:
         return x.value
     if is_tainted(x):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,12 +27,15 @@ from oars.adapt.torch.replay import describe, placeholder
 from oars.adapt.torch.replay.placeholder import StandIn, like
 from oars.adapt.torch.replay.progress import progress
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
 _slot: Any = torch._C.TensorBase.grad
 _moulds: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # module or loader -> what it gave when it was real
 _buffers_known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def _for_real(work: Any) -> Any:
+def _for_real(work: Callable[[], Any]) -> Any:
     """Do something; past the first step the random streams are left as they were, as if it had not been done."""
     before = streams.states() if tape.skips else {}
     tape.busy += 1
@@ -43,7 +46,7 @@ def _for_real(work: Any) -> Any:
         streams.restore(before)
 
 
-def call(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
+def call(work: Callable[..., Any], module: nn.Module | Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A model's result."""
     if tape.peek() == "x":
         name, text = tape.take_kind("x")
@@ -70,7 +73,7 @@ def call(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
     return out if not tape.skips else describe.build(kind, _moulds.get(module))
 
 
-def step(optimizer: Any, closure: Any) -> Any:
+def step(optimizer: Optimizer, closure: Any) -> Any:
     """An optimizer's step: its closure is the script's, what it does to the weights comes with the snapshot."""
     out = None
     while tape.peek() == "o":
@@ -87,7 +90,8 @@ def step(optimizer: Any, closure: Any) -> Any:
     return out
 
 
-def grad(outputs: Any, inputs: Any, *args: object, **kwargs: object) -> Any:
+def grad(outputs: torch.Tensor | Sequence[torch.Tensor], inputs: torch.Tensor | Sequence[torch.Tensor], *args: object,
+         **kwargs: object) -> Any:
     """``torch.autograd.grad``'s result."""
     wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     return tuple(like(x, requires_grad=bool(kwargs.get("create_graph"))) for x in wanted)
@@ -96,7 +100,7 @@ def grad(outputs: Any, inputs: Any, *args: object, **kwargs: object) -> Any:
 class _Grad:
     """``Tensor.grad`` while nothing is computed: after a backward, a leaf has one, whatever it may be."""
 
-    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+    def __get__(self, tensor: Any, owner: type | None = None) -> Any:
         if tensor is None:
             return self
         with torch._C.DisableTorchFunction():
@@ -109,7 +113,7 @@ class _Grad:
             tensor._oars_grad = like(tensor)
         return tensor._oars_grad
 
-    def __set__(self, tensor: Any, value: Any) -> None:
+    def __set__(self, tensor: Any, value: torch.Tensor | None) -> None:
         tensor._oars_cleared = progress.backwards if value is None else -1
         if not isinstance(tensor, StandIn):
             with torch._C.DisableTorchFunction():
@@ -138,7 +142,7 @@ def lost_workers(loader: DataLoader) -> bool:
     return loader in _persistent and loader._iterator is None
 
 
-def unnumbered(inner: Callable[..., Any], iterator: Any) -> Any:
+def unnumbered(inner: Callable[..., Any], iterator: dataloader_._BaseDataLoaderIter) -> Any:
     """A batch of an iterable dataset: it must be read to get past it."""
     def read() -> Any:
         try:
@@ -229,7 +233,7 @@ class Batches:
             raise Diverged(f"the loader at {site()} has more batches than the first time")
         return self._batch(tape.take_kind("b"), parts)
 
-    def _batch(self, kind: Any, parts: list) -> Any:
+    def _batch(self, kind: Sequence[Any], parts: list) -> Any:
         need = describe.needs_mould(kind)
         if not tape.skips or (need and self._loader not in _moulds):
             data = _for_real(lambda: self._read(parts))
@@ -283,7 +287,7 @@ class Batches:
             if generator is not None:
                 generator.set_state(after)
 
-    def _loader_of(self, batches: Any) -> Any:
+    def _loader_of(self, batches: Iterator[Any]) -> Any:
         """A real iterator of the script's loader, over these of the sampler's batches."""
         self._streams_at_read = streams.states()
         loader, plain, rest, iterations = self._loader, DataLoader._index_sampler, _Rest(batches), ctx.iterations

@@ -36,7 +36,7 @@ def _is_inside(file: str) -> bool:
     return known
 
 
-def scalar(read: Any) -> Any:
+def scalar(read: Callable[..., Any]) -> Any:
     """Around what gives one value."""
     @functools.wraps(read)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,12 +55,12 @@ def scalar(read: Any) -> Any:
     return call
 
 
-def array(read: Any) -> Any:
+def array(read: Callable[..., Any]) -> Any:
     """Around what gives many values."""
     name = read.__name__
 
     @functools.wraps(read)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if tape.busy or _is_inside(sys._getframe(1).f_code.co_filename) or threading.current_thread() is not _main:
             return read(self, *args, **kwargs)
         tape.busy += 1  # one reads by another
@@ -96,7 +96,7 @@ def _tainted(args: tuple) -> bool:
                for a in args)
 
 
-def unseen(show: Any) -> Any:
+def unseen(show: Callable[..., Any]) -> Any:
     """What printing a tensor reads of it is its own affair."""
     @functools.wraps(show)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def unseen(show: Any) -> Any:
 def format_(plain: Callable[..., Any]) -> Any:
     """Around ``Tensor.__format__``."""
     @functools.wraps(plain)
-    def call(self: Any, spec: str) -> str:
+    def call(self: torch.Tensor, spec: str) -> str:
         if tape.playing and not tape.busy and is_tainted(self):
             return format(tape.take_value(), spec) if self.dim() == 0 else format(repr(self), spec)
         return plain(self, spec)

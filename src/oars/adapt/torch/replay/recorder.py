@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,9 @@ from oars.adapt.replay.tape import tape
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import describe, placeholder, player
 from oars.adapt.torch.replay.progress import progress
+
+if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 _main = threading.main_thread()
 _told: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # iterators asked for a batch -> whether they read samples
@@ -54,7 +57,7 @@ def call_of_one_rank(inner: Callable[..., Any]) -> Any:
     return call
 
 
-def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
+def _region(work: Callable[..., Any], module: nn.Module | Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A call of a model, or of a compiled function."""
     if isinstance(module, nn.Module):
         progress.number(progress.modules, module, "modules")
@@ -81,7 +84,7 @@ def _region(work: Any, module: Any, args: tuple, kwargs: dict) -> Any:
 def compile_(inner: Callable[..., Any]) -> Any:
     """``torch.compile`` of a function: its calls are passed over like a model's."""
     @functools.wraps(inner)
-    def compile_(model: Any = None, **kwargs: object) -> Any:
+    def compile_(model: nn.Module | Callable[..., Any] | None = None, **kwargs: object) -> Any:
         if model is None:
             return lambda f: compile_(f, **kwargs)
         compiled = inner(model, **kwargs)
@@ -139,8 +142,8 @@ def loader_iter(inner: Callable[..., Any]) -> Any:
     return functools.wraps(inner)(begin)
 
 
-def next_index(inner: Any) -> Any:
-    def index(self: Any) -> Any:
+def next_index(inner: Callable[..., Any]) -> Any:
+    def index(self: _BaseDataLoaderIter) -> Any:
         out = inner(self)
         if tape.busy and self in _told and self._num_workers == 0:
             streams.enter()  # the sampler's draws are the script's; what reading samples draws is passed over
@@ -150,8 +153,8 @@ def next_index(inner: Any) -> Any:
     return index
 
 
-def iter_next(inner: Any) -> Any:
-    def next_(self: Any) -> Any:
+def iter_next(inner: Callable[..., Any]) -> Any:
+    def next_(self: _BaseDataLoaderIter) -> Any:
         if tape.busy or threading.current_thread() is not threading.main_thread():  # a thread reads ahead of the script
             return inner(self)
         ctx.snapshots.boundary("b")
@@ -199,7 +202,7 @@ def backward(inner: Callable[..., Any]) -> Any:
 
 def grad(inner: Callable[..., Any]) -> Any:
     @functools.wraps(inner)
-    def grad(*args: object, **kwargs: object) -> Any:
+    def grad(*args: Any, **kwargs: Any) -> Any:
         if tape.busy:
             return inner(*args, **kwargs)
         if tape.skips:
@@ -213,9 +216,9 @@ def grad(inner: Callable[..., Any]) -> Any:
     return grad
 
 
-def step(step: Any) -> Any:
+def step(step: Callable[..., Any]) -> Any:
     @functools.wraps(step)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         progress.leave_out(False)
         if tape.busy:
             return step(self, *args, **kwargs)
@@ -232,7 +235,8 @@ def step(step: Any) -> Any:
     return call
 
 
-def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs: dict) -> Any:
+def _recorded_step(step: Callable[..., Any], optimizer: Optimizer, closure: Callable[[], Any] | None, args: tuple,
+                   kwargs: dict) -> Any:
     if callable(closure):
         args, kwargs = (_counted(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
     draws = not type(optimizer).__module__.startswith("torch.optim") and not callable(closure)
@@ -251,10 +255,10 @@ def _recorded_step(step: Any, optimizer: Any, closure: Any, args: tuple, kwargs:
     return out
 
 
-def step_and_hooks(step: Any) -> Any:
+def step_and_hooks(step: Callable[..., Any]) -> Any:
     """Around all that belongs to a step, the hooks on it too."""
     @functools.wraps(step)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Optimizer | torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         progress.leave_out(isinstance(self, Optimizer))
         out = step(self, *args, **kwargs)
         if tape.busy:
@@ -269,7 +273,7 @@ def step_and_hooks(step: Any) -> Any:
     return call
 
 
-def scaler_step(scaler_step: Any) -> Any:
+def scaler_step(scaler_step: Callable[..., Any]) -> Any:
     """A step by a GradScaler is over with the scaler's update: until then it holds what it found."""
     @functools.wraps(scaler_step)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -282,7 +286,7 @@ def scaler_step(scaler_step: Any) -> Any:
     return call
 
 
-def _counted(closure: Any) -> Any:
+def _counted(closure: Callable[[], Any]) -> Any:
     @functools.wraps(closure)
     def call() -> Any:
         busy, tape.busy = tape.busy, 0
@@ -297,7 +301,7 @@ def _counted(closure: Any) -> Any:
 
 def registering(kind: str) -> Any:
     """A layer around ``__init__`` of optimizers and the like: each gets its number."""
-    def layer(init: Any) -> Any:
+    def layer(init: Callable[..., Any]) -> Any:
         @functools.wraps(init)
         def call(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)

@@ -6,7 +6,7 @@ GAN) puts it off to the next one. The voice looks a few times a second whether a
 the job's end is near, or the supervisor has put ``snapshot-now`` into the run folder) and tells the others. The state
 is copied and training goes on; a thread writes the copy.
 
-A resumed run is played (``tape``, ``played``) to the boundary its snapshot was taken at. There ``_arrive`` puts the
+A resumed run is played (``tape``, ``player``) to the boundary its snapshot was taken at. There ``_arrive`` puts the
 state in, and from the very next line on everything is real again.
 """
 
@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,11 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import join, placeholder, player
 from oars.adapt.torch.replay import state as capture
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
+    from oars.adapt.torch.backward.gradients import Gradients
+
 LOOK_EVERY = 0.2  # seconds
 BY_HAND_AFTER = 3  # steps without a loader: then the end of a step is a boundary
 PUT_OFF = 8  # boundaries at most, for variables that are yet to be differentiated
@@ -39,7 +44,7 @@ BEFORE_THE_END = (300, 60)  # seconds before a job's time is over
 class Snapshots:
     """When and how; one per rank."""
 
-    def __init__(self, gradients: Any) -> None:
+    def __init__(self, gradients: Gradients) -> None:
         self.gradients, self.pid, self.began = gradients, os.getpid(), time.time()
         atexit.register(self.finish)
         if ctx.world is not None:
@@ -65,7 +70,7 @@ class Snapshots:
 
     # -- boundaries
 
-    def made_step(self, optimizer: Any) -> None:
+    def made_step(self, optimizer: Optimizer | torch.amp.GradScaler) -> None:
         """An optimizer has stepped."""
         self.steps += 1
         self.stepped = True

@@ -18,7 +18,7 @@ import sysconfig
 import types
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,13 @@ from oars.adapt.torch.replay import placeholder
 from oars.adapt.torch.replay.progress import progress
 from oars.adapt.torch.rows import tensor as rows
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.autograd.graph import Node
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.optim.optimizer import Optimizer
+
 MANY = 10_000  # elements of a container that are looked at
 SOME = 1 << 24  # bytes of one tensor of the last batch, or of its results, that is taken: most are not needed any more
 MOST = 1 << 28  # bytes of variables in a snapshot, besides those of models
@@ -44,7 +51,7 @@ _known: dict[int, tuple[weakref.ref, int]] = {}  # large tensors that were there
 _script_files: dict[str, bool] = {}
 
 
-def _is_script(file: Any) -> bool:
+def _is_script(file: object) -> bool:
     if type(file) is not str:
         return False
     known = _script_files.get(file)
@@ -93,7 +100,7 @@ class Walk:
                 if key not in _MODULE_OWN:
                     self._visit(f"{at}.{key}", value, 8)
 
-    def _tensor(self, name: str, tensor: object, holder: Any, key: str) -> None:
+    def _tensor(self, name: str, tensor: object, holder: nn.Module | None, key: str) -> None:
         if self._first(tensor):
             self.tensors[name] = tensor, holder, key
 
@@ -145,7 +152,7 @@ def _inside(value: Any) -> Any:
     return ()
 
 
-def _full(cell: Any) -> bool:
+def _full(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -168,7 +175,7 @@ def _scopes() -> list[tuple[str, list]]:
     return sorted(found) + [(f"{i} {name}()", variables) for i, (name, variables) in enumerate(reversed(frames))]
 
 
-def _numbered(things: Any) -> list[tuple[Any, int]]:
+def _numbered(things: Mapping[Any, int]) -> list[tuple[Any, int]]:
     return sorted(things.items(), key=lambda pair: pair[1])
 
 
@@ -201,7 +208,7 @@ def to_be_differentiated() -> bool:
     return False
 
 
-def _is_live(node: Any) -> bool:
+def _is_live(node: Node | None) -> bool:
     """Backward frees what a graph has saved: the first node that has saved something tells."""
     seen: set[Any] = set()
     stack = [node]
@@ -266,7 +273,7 @@ def take(at: str, voice: bool) -> tuple[dict[str, Any], list[Blob]]:
     return state, blobs
 
 
-def _wanted(tensor: Any, at: str) -> bool:
+def _wanted(tensor: torch.Tensor, at: str) -> bool:
     if isinstance(tensor, placeholder.StandIn) and tensor.value is None:
         return False
     if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -286,7 +293,7 @@ def _blob(tensor: torch.Tensor) -> Blob:
     return Blob("torch", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
 
-def _optimizer(optimizer: Any, name: str, put: Any) -> dict[str, Any]:
+def _optimizer(optimizer: Optimizer, name: str, put: Callable[[object, str], Any]) -> dict[str, Any]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     late = progress.backwards > progress.at_step.get(optimizer, 0)  # gradients that its next step may yet use
     return {
@@ -299,7 +306,7 @@ def _optimizer(optimizer: Any, name: str, put: Any) -> dict[str, Any]:
     }
 
 
-def _state_dict(thing: Any, put: Any) -> dict[str, Any]:
+def _state_dict(thing: LRScheduler | torch.amp.GradScaler, put: Callable[[object, str], Any]) -> dict[str, Any]:
     """A scheduler's or scaler's state; what is not plain data in it (functions) the script made anew."""
     held = {}
     for key, value in thing.state_dict().items():
@@ -374,7 +381,7 @@ def _put_tensor(name: str, value: torch.Tensor, walk: Walk) -> None:
     raise Diverged(f"{name} {what}")
 
 
-def _put_new(there: Any, holder: nn.Module, key: str, value: torch.Tensor) -> None:
+def _put_new(there: torch.Tensor, holder: nn.Module, key: str, value: torch.Tensor) -> None:
     if key in holder._buffers:
         holder._buffers[key] = value
         return
@@ -391,7 +398,7 @@ def _owner(name: str, walk: Walk) -> Any:
     return next((holder for holder in holders if holder is not None), None)
 
 
-def _put_optimizer(optimizer: Any, held: dict[str, Any], get: Any) -> None:
+def _put_optimizer(optimizer: Optimizer, held: dict[str, Any], get: Callable[[object], Any]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if [list(p.shape) for p in params] != held["shapes"] or len(optimizer.param_groups) != len(held["groups"]):
         raise Diverged(f"{type(optimizer).__name__} has other parameters than the first time")

@@ -8,14 +8,17 @@ the backward of a sum over ranks is a sum over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from oars.adapt.torch.context import Offsets, Woven, ctx, mine
 from oars.engine.world import RankLost
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 _COMPLEX = {torch.complex64, torch.complex128}
@@ -41,7 +44,7 @@ def mean(x: torch.Tensor) -> torch.Tensor:
     return allreduce(x) / ctx.size
 
 
-def unless_spoilt(collective: Any, *args: Any) -> None:
+def unless_spoilt(collective: Callable[..., Any], *args: Any) -> None:
     """In a backward during which a rank was lost: no messages any more; it only runs to its end, for what is above."""
     if ctx.spoilt:
         return
@@ -79,11 +82,11 @@ class Sum(torch.autograd.Function):
     """Sum over ranks; its backward is the same."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(context: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         return allreduce(x)
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return Sum.apply(grad)
 
 
@@ -91,11 +94,11 @@ class Mean(torch.autograd.Function):
     """Mean over ranks; its backward is the same."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(context: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         return mean(x)
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return Mean.apply(grad)
 
 
@@ -103,11 +106,11 @@ class Alike(torch.autograd.Function):
     """What all ranks hold alike, as it is; backward gives every rank the true gradient, for hooks that look at it."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(context: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return Mean.apply(grad)
 
 

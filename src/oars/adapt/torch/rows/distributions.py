@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.ops import localizer, rule
 from oars.adapt.torch.rows.tensor import RULES, Rows, Unsplit, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HOME = os.path.join(os.path.dirname(torch.__file__), "distributions", "")
 _OURS = os.path.join(os.path.dirname(oars.__file__), "")
@@ -37,7 +40,7 @@ def _validates() -> bool:
 
 
 @rule("_is_all_true")
-def is_all_true(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def is_all_true(func: Callable[..., Any], args: tuple, kwargs: dict) -> torch.Tensor:
     """Only distributions ask this, of what they validate."""
     if ctx.separate or not isinstance(args[0], Rows):
         raise Unsplit
@@ -45,7 +48,7 @@ def is_all_true(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 @rule("all")
-def all_(func: Any, args: tuple, kwargs: dict) -> Any:
+def all_(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """As ever, but for a distribution that validates."""
     if ctx.traces and not ctx.separate and len(args) == 1 and not kwargs and _validates():
         return _truth(args[0])
@@ -53,7 +56,7 @@ def all_(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("broadcast_tensors")
-def broadcast_tensors(func: Any, args: tuple, kwargs: dict) -> Any:
+def broadcast_tensors(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Each as large as all together: rows with rows, and what spans no batch for own rows alone."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     localize, offsets, right = localizer(tuple(tensors), kwargs, "broadcast_tensors")

@@ -1,12 +1,12 @@
 """What products and torch.nn.functional's layers do on rows.
 
 Layers that take the batch first treat samples independently: they run on own rows as they are. Batch normalisation and
-dropout have their own modules (``norm.py``, ``noise.py``).
+dropout have their own modules (``model/batchnorm.py``, ``model/dropout.py``).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from oars.adapt.torch.context import Split, ctx, scaled
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.ops import rule
 from oars.adapt.torch.rows.tensor import FUNCTIONAL, RULES, Rows, Unsplit, beside_rows, cut, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # name -> number of dimensions a batched input has (without the batch it has one less: then dimension 0 is another)
 BATCHED = {
@@ -37,7 +40,7 @@ def _first(args: tuple, kwargs: dict) -> tuple[Rows, tuple, dict]:
     return kwargs.pop("input"), (), kwargs
 
 
-def batch_first(func: Any, args: tuple, kwargs: dict) -> Any:
+def batch_first(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Samples along dimension 0, each treated by itself."""
     x, rest, kwargs = _first(args, kwargs)
     name = func.__name__
@@ -76,14 +79,14 @@ for _name in ("group_norm", "instance_norm", "batch_norm", "layer_norm", "embedd
 FUNCTIONAL.update(dict.fromkeys(("group_norm", "instance_norm"), batch_first))
 
 
-def _unfold(func: Any, args: tuple, kwargs: dict) -> Any:
+def _unfold(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     x, rest, kwargs = _first(args, kwargs)
     if x.dim_ or x.local.dim() != 4:
         raise Unsplit
     return Rows(func(x.local, *rest, **kwargs), x.offsets, 0)
 
 
-def _window(func: Any, args: tuple, kwargs: dict) -> Any:
+def _window(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     x, dim = args[0], args[1] % args[0].local.dim()
     if dim == x.dim_:
         raise Unsplit
@@ -95,7 +98,7 @@ RULES["unfold"] = _window
 
 
 @rule("linear")
-def linear(func: Any, args: tuple, kwargs: dict) -> Any:
+def linear(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Every position by itself."""
     x, rest, kwargs = _first(args, kwargs)
     if not isinstance(x, Rows) or x.dim_ == x.local.dim() - 1:
@@ -104,7 +107,7 @@ def linear(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("pad")
-def pad(func: Any, args: tuple, kwargs: dict) -> Any:
+def pad(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Pads the last dimensions."""
     x, rest, kwargs = _first(args, kwargs)
     width = rest[0] if rest else kwargs["pad"]
@@ -114,7 +117,7 @@ def pad(func: Any, args: tuple, kwargs: dict) -> Any:
     return Rows(func(x.local, *rest, **kwargs), x.offsets, x.dim_)
 
 
-def _over_last(func: Any, args: tuple, kwargs: dict) -> Any:
+def _over_last(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Normalisation over the last dimensions."""
     x, rest, kwargs = _first(args, kwargs)
     shape = rest[0] if rest else kwargs["normalized_shape"]
@@ -126,7 +129,7 @@ def _over_last(func: Any, args: tuple, kwargs: dict) -> Any:
 FUNCTIONAL["layer_norm"] = FUNCTIONAL["rms_norm"] = RULES["rms_norm"] = _over_last
 
 
-def _embedding(func: Any, args: tuple, kwargs: dict) -> Any:
+def _embedding(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A table looked up by entry."""
     x, rest, kwargs = _first(args, kwargs)
     if not isinstance(x, Rows) or _minds_others(rest, kwargs, 2):
@@ -140,7 +143,7 @@ def _minds_others(rest: tuple, kwargs: dict, at: int) -> bool:
     return max_norm is not None or bool(rest[at + 2] if len(rest) > at + 2 else kwargs.get("scale_grad_by_freq"))
 
 
-def _embedding_bag(func: Any, args: tuple, kwargs: dict) -> Any:
+def _embedding_bag(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """One bag a row when the input is a matrix; with offsets, bags are ragged."""
     x, rest, kwargs = _first(args, kwargs)
     if not isinstance(x, Rows) or x.local.dim() != 2 or x.dim_ or _minds_others(rest, kwargs, 2):
@@ -153,7 +156,7 @@ FUNCTIONAL["embedding"], FUNCTIONAL["embedding_bag"] = _embedding, _embedding_ba
 
 
 @rule("one_hot")
-def one_hot(func: Any, args: tuple, kwargs: dict) -> Any:
+def one_hot(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Row by row once the number of classes is given."""
     x, rest, kwargs = _first(args, kwargs)
     classes = rest[0] if rest else kwargs.get("num_classes", -1)
@@ -166,7 +169,7 @@ def one_hot(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__")
-def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
+def matmul(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Rows times a matrix: rows; a product over the batch: a sum over ranks; rows times rows: one is gathered."""
     a, b = args[:2] if len(args) > 1 else (args[0], *kwargs.values())[:2]  # (other, mat2 or vec)
     if func.__name__ == "__rmatmul__":
@@ -207,7 +210,7 @@ def matmul(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("addmm", "baddbmm", "addmv")
-def addmm(func: Any, args: tuple, kwargs: dict) -> Any:
+def addmm(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """bias + rows @ matrix."""
     if len(args) != 3 or kwargs:
         raise Unsplit
@@ -216,7 +219,7 @@ def addmm(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("einsum")
-def einsum(func: Any, args: tuple, kwargs: dict) -> Any:
+def einsum(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The batch's letter in the result: rows; summed away: a sum over ranks."""
     equation, *operands = args
     if not isinstance(equation, str) or "." in equation:
@@ -248,7 +251,7 @@ def einsum(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("outer", "ger")
-def outer(func: Any, args: tuple, kwargs: dict) -> Any:
+def outer(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Row by row in the first factor."""
     a, b = (*args, *kwargs.values())
     if not isinstance(a, Rows):
@@ -258,7 +261,7 @@ def outer(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("cdist", "pairwise_distance")
-def distances(func: Any, args: tuple, kwargs: dict) -> Any:
+def distances(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """From own rows to everything."""
     a, b, rest = args[0], args[1], args[2:]
     if not isinstance(a, Rows) or a.dim_:
@@ -275,7 +278,7 @@ def distances(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("scaled_dot_product_attention")
-def attention(func: Any, args: tuple, kwargs: dict) -> Any:
+def attention(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Each sample's own queries, keys and values."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -297,7 +300,7 @@ def attention(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("multi_head_attention_forward")
-def multi_head_attention(func: Any, args: tuple, kwargs: dict) -> Any:
+def multi_head_attention(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """torch.nn.MultiheadAttention's work: sequence first, batch second."""
     q, k, v = args[:3]
     heads, dropout = args[4], args[10]
@@ -327,7 +330,7 @@ def multi_head_attention(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
-def recurrent(func: Any, args: tuple, kwargs: dict) -> Any:
+def recurrent(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Samples are independent; the hidden state has them along dimension 1."""
     if len(args) != 9 or not isinstance(args[0], Rows):
         raise Unsplit  # packed sequences
@@ -338,7 +341,7 @@ def recurrent(func: Any, args: tuple, kwargs: dict) -> Any:
     if dropout > 0 and training and layers > 1:
         return _layer_by_layer(func, *args)
 
-    def state(h: Any) -> torch.Tensor:
+    def state(h: torch.Tensor) -> torch.Tensor:
         if isinstance(h, Rows):
             if h.offsets != x.offsets or h.dim_ != 1:
                 raise Unsplit
@@ -350,8 +353,9 @@ def recurrent(func: Any, args: tuple, kwargs: dict) -> Any:
     return (Rows(out, x.offsets, at), *(Rows(s, x.offsets, 1) for s in states))
 
 
-def _layer_by_layer(func: Any, x: Any, hidden: Any, weights: Any, biases: bool, layers: int, dropout: float,
-                    training: bool, both_ways: bool, first: bool) -> Any:
+def _layer_by_layer(func: Callable[..., Any], x: torch.Tensor, hidden: torch.Tensor | Sequence[torch.Tensor],
+                    weights: list[torch.Tensor], biases: bool, layers: int, dropout: float, training: bool,
+                    both_ways: bool, first: bool) -> Any:
     """A recurrence with dropout between its layers, as PyTorch does it: on sequence-first tensors."""
     ctx.note("random")
     ways = 2 if both_ways else 1
@@ -370,7 +374,7 @@ def _layer_by_layer(func: Any, x: Any, hidden: Any, weights: Any, biases: bool, 
 
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def cell(func: Any, args: tuple, kwargs: dict) -> Any:
+def cell(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """One step of a recurrence, samples along dimension 0."""
     x, hidden, *weights = args
     if not isinstance(x, Rows) or x.dim_ or x.local.dim() != 2:

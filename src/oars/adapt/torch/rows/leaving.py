@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +17,16 @@ from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows.tensor import Rows, whole
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.process import BaseProcess
+    from threading import Thread
+
 _SIMPLE = (int, float, str, bytes, bool, type(None))
 _DEPTH = 4
 
 
-def given_away(inner: Any) -> Any:
+def given_away(inner: Callable[..., Any]) -> Any:
     """Around what takes things for another thread: ``Queue.put``, ``Executor.submit``."""
     @functools.wraps(inner)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,10 +37,10 @@ def given_away(inner: Any) -> Any:
     return call
 
 
-def started(inner: Any) -> Any:
+def started(inner: Callable[..., Any]) -> Any:
     """Around ``start`` of threads and processes: what they hold."""
     @functools.wraps(inner)
-    def start(self: Any) -> Any:
+    def start(self: Thread | BaseProcess) -> Any:
         if ctx.in_step:
             for name, value in list(vars(self).items()):
                 plain = _plain(value, _DEPTH)

@@ -25,7 +25,7 @@ LOOKS = {"gather", "index_select", "scatter", "scatter_", "scatter_add", "scatte
 
 
 def looks(name: str, args: tuple, out: Any) -> bool:
-    """Whether one of these did so this time: ``x[2:5, None]`` and fractions that are divided do not."""
+    """Whether this call looks at values: ``x[2:5, None]`` and fractions that are divided do not."""
     if name in ("__getitem__", "__setitem__"):
         return any(isinstance(a, (torch.Tensor, list)) for a in (args[1] if isinstance(args[1], tuple) else args[1:2]))
     if "div" in name or "mod" in name or name.startswith("remainder"):

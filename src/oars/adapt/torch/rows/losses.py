@@ -7,7 +7,7 @@ those that count (``ignore_index``, ``weight``).
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.ops import localizer
 from oars.adapt.torch.rows.tensor import FUNCTIONAL, Rows, Unsplit, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div",
                "gaussian_nll_loss", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss",
@@ -27,14 +30,14 @@ _PLAIN = {"weight", "pos_weight"}  # per class, never cut (bce's per-element wei
 _SIGNATURES = {n: inspect.signature(getattr(F, n)) for n in (*ELEMENTWISE, *BY_ROW, *CLASSES)}
 
 
-def _given(func: Any, args: tuple, kwargs: dict) -> dict:
+def _given(func: Callable[..., Any], args: tuple, kwargs: dict) -> dict:
     given = dict(_SIGNATURES[func.__name__].bind(*args, **kwargs).arguments)
     if given.get("size_average") is not None or given.get("reduce") is not None:
         raise Unsplit
     return given
 
 
-def elementwise(func: Any, args: tuple, kwargs: dict) -> Any:
+def elementwise(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Losses of elements, arguments broadcast against each other."""
     given = _given(func, args, kwargs)
     reduction = given.pop("reduction", "mean")
@@ -56,7 +59,7 @@ def reduced(each: Rows, reduction: str) -> Any:
     return each.mean()
 
 
-def by_row(func: Any, args: tuple, kwargs: dict) -> Any:
+def by_row(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Losses of samples along dimension 0."""
     given = _given(func, args, kwargs)
     reduction = given.pop("reduction", "mean")
@@ -77,7 +80,7 @@ def _beside(a: Any, lead: Rows) -> Any:
     return a
 
 
-def classes(func: Any, args: tuple, kwargs: dict) -> Any:
+def classes(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """cross_entropy and nll_loss: class targets with weights and ignored entries, or class probabilities."""
     given = _given(func, args, kwargs)
     reduction = given.pop("reduction", "mean")

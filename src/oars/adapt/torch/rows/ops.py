@@ -73,7 +73,7 @@ def localizer(args: tuple, kwargs: dict, op: str) -> tuple[Callable[[Any], Any],
     return localize, offsets, right
 
 
-def pointwise(func: Any, args: tuple, kwargs: dict) -> Any:
+def pointwise(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Elementwise with broadcasting."""
     if kwargs.get("out") is not None:
         raise Unsplit
@@ -119,7 +119,7 @@ RULES.update(dict.fromkeys(_pointwise_names(), pointwise))
 
 
 @rule("bucketize")
-def bucketize(func: Any, args: tuple, kwargs: dict) -> Any:
+def bucketize(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Each number by itself; the boundaries are not rows."""
     x, *rest = args
     if not isinstance(x, Rows) or any(isinstance(a, Rows) for a in (*rest, *kwargs.values())) or "out" in kwargs:
@@ -130,7 +130,7 @@ def bucketize(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("relu", "relu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "selu", "selu_", "celu", "celu_", "gelu", "silu",
       "mish", "hardtanh", "hardtanh_", "hardsigmoid", "hardswish", "threshold", "threshold_", "hardshrink",
       "softshrink", "sigmoid", "tanh")
-def activation(func: Any, args: tuple, kwargs: dict) -> Any:
+def activation(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Elementwise, with ``inplace`` as an argument in torch.nn.functional."""
     x = args[0] if args else kwargs["input"]
     if not isinstance(x, Rows):
@@ -143,7 +143,7 @@ def activation(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("where")
-def where(func: Any, args: tuple, kwargs: dict) -> Any:
+def where(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Elementwise choice; with a condition alone it lists places, which needs the whole."""
     if len(args) == 1:
         raise Unsplit
@@ -174,7 +174,7 @@ _SOFT = ("softmax", "log_softmax", "softmin")
 _BATCH: dict[str, Callable] = {}  # name -> what to do when the batch's dimension is among those combined
 
 
-def dims_of(x: Rows, args: tuple, kwargs: dict, position: int, default: Any) -> tuple[int, ...] | None:
+def dims_of(x: Rows, args: tuple, kwargs: dict, position: int, default: int | None) -> tuple[int, ...] | None:
     """The dimensions an operation works along (normalised), or None for all."""
     dim = kwargs.get("dim", kwargs.get("axis", kwargs.get("dims")))
     if dim is None and len(args) > position and not isinstance(args[position], (torch.dtype, bool)):
@@ -190,7 +190,7 @@ def dims_of(x: Rows, args: tuple, kwargs: dict, position: int, default: Any) -> 
     return tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,)))
 
 
-def along(func: Any, args: tuple, kwargs: dict) -> Any:
+def along(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Work along given dimensions that treats all others independently."""
     name = func.__name__
     base = name.rstrip("_") if not name.startswith("_") else name
@@ -250,7 +250,7 @@ def batch_rule(*names: str) -> Callable[[Callable], Callable]:
 
 
 @batch_rule("sum", "mean", "nansum", "count_nonzero")
-def total(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
+def total(func: Callable[..., Any], args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
     """Sums over the batch: own part, then over ranks. A mean divides by the global count."""
     ctx.note("combine")
     local, name = x.local, func.__name__
@@ -269,7 +269,7 @@ def total(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> 
 
 
 @batch_rule("max", "min", "amax", "amin", "any", "all")
-def extreme(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
+def extreme(func: Callable[..., Any], args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
     """Largest, smallest, any, all: each rank's own, then over ranks."""
     name = func.__name__
     if (name in ("max", "min") and dims is not None) or (x.local.requires_grad and torch.is_grad_enabled()):
@@ -290,7 +290,7 @@ def extreme(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -
 
 
 @batch_rule("norm", "linalg_vector_norm", "linalg_norm")
-def norm(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
+def norm(func: Callable[..., Any], args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> torch.Tensor:
     """The 2-norm over the whole batch from every rank's own squares."""
     p = kwargs.get("p", kwargs.get("ord", args[1] if len(args) > 1 else None))
     if func.__name__ == "linalg_norm" and p in (2, 2.0) and x.local.dim() == 2:
@@ -309,7 +309,7 @@ def norm(func: Any, args: tuple, kwargs: dict, x: Rows, dims: tuple | None) -> t
       "detach_", "share_memory_", "retain_grad", "positive", "__pos__", "zeros_like", "ones_like", "full_like",
       "empty_like", "heaviside", "nan_to_num", "triu", "tril", "zero_", "fill_", "view_as_real",
       "view_as_complex")
-def own_rows(func: Any, args: tuple, kwargs: dict) -> Any:
+def own_rows(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The same on own rows; other rows among the arguments (``x.to(y)``) only say of what kind."""
     x = args[0] if args else kwargs["input"]
     if not isinstance(x, Rows):
@@ -329,7 +329,7 @@ def own_rows(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("type")
-def type_(func: Any, args: tuple, kwargs: dict) -> Any:
+def type_(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """``x.type()`` names the kind; ``x.type(t)`` casts."""
     out = func(args[0].local, *args[1:], **kwargs)
     return Rows(out, args[0].offsets, args[0].dim_) if isinstance(out, torch.Tensor) else out
@@ -338,7 +338,7 @@ def type_(func: Any, args: tuple, kwargs: dict) -> Any:
 @rule("is_floating_point", "is_complex", "element_size", "get_device", "is_signed", "is_contiguous", "is_pinned",
       "is_inference", "is_conj", "is_neg", "is_shared", "dense_dim", "ndimension", "dim", "new_tensor", "new",
       "result_type", "has_names", "is_coalesced", "__hash__", "is_distributed", "can_cast", "is_tensor")
-def of_own(func: Any, args: tuple, kwargs: dict) -> Any:
+def of_own(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The answer is that of own rows."""
     if func.__name__ == "__hash__":
         return id(args[0])
@@ -347,7 +347,7 @@ def of_own(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("size")
-def size(func: Any, args: tuple, kwargs: dict) -> Any:
+def size(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Global, as ``shape``."""
     shape = args[0].shape
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -355,7 +355,7 @@ def size(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("__len__")
-def length(func: Any, args: tuple, kwargs: dict) -> int:
+def length(func: Callable[..., Any], args: tuple, kwargs: dict) -> int:
     """Global."""
     if args[0].dim_ == 0:
         ctx.note("size")  # len() cannot return a BatchSize
@@ -364,7 +364,7 @@ def length(func: Any, args: tuple, kwargs: dict) -> int:
 
 
 @rule("numel", "nelement")
-def numel(func: Any, args: tuple, kwargs: dict) -> int:
+def numel(func: Callable[..., Any], args: tuple, kwargs: dict) -> int:
     """Global."""
     ctx.note("size")
     x = args[0]
@@ -375,21 +375,21 @@ def numel(func: Any, args: tuple, kwargs: dict) -> int:
 
 
 @rule("stride")
-def stride(func: Any, args: tuple, kwargs: dict) -> Any:
+def stride(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """As a contiguous global tensor has them where the local one is contiguous."""
     x = args[0]
     return torch.empty(x.shape, device="meta").stride(*args[1:], **kwargs)
 
 
 @rule("__deepcopy__")
-def deepcopy(func: Any, args: tuple, kwargs: dict) -> Any:
+def deepcopy(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """See Rows."""
     return Rows.__deepcopy__(*args)
 
 
 @rule("item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__",
       "__repr__", "__format__", "__str__", "__contains__", "equal", "allclose", "is_nonzero")
-def read(func: Any, args: tuple, kwargs: dict) -> Any:
+def read(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The script reads values: the global ones."""
     ctx.note("read")
     out = gathered(func, args, kwargs)
@@ -397,7 +397,7 @@ def read(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("__iter__", "unbind")
-def iterate(func: Any, args: tuple, kwargs: dict) -> Any:
+def iterate(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Row by row on the whole; along other dimensions on own rows."""
     x = args[0]
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % x.local.dim()
@@ -417,7 +417,7 @@ WITHOUT_ROWS.update(("register_hook", "backward"), (n for n, r in RULES.items() 
 
 @rule("randn_like", "rand_like", "randint_like", "normal_", "uniform_", "random_", "exponential_", "bernoulli_",
       "cauchy_", "log_normal_", "geometric_")
-def drawn(func: Any, args: tuple, kwargs: dict) -> Any:
+def drawn(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Drawn for the whole batch from the stream that all ranks share, then cut: the numbers one process would get."""
     x = args[0]
     if not isinstance(x, Rows) or any(isinstance(a, torch.Tensor) for a in args[1:]):

@@ -52,7 +52,7 @@ def by_place(x: Rows, entries: list) -> Rows | None:
     return Rows(out, x.offsets, spots[0] + width + right)
 
 
-def _counts(e: Any, batch: int) -> int | None:
+def _counts(e: object, batch: int) -> int | None:
     """Along which dimension an index is 0, 1, …, batch-1, all others being of size one."""
     if not isinstance(e, torch.Tensor) or isinstance(e, Rows) or e.dtype != torch.long or e.numel() != batch:
         return None

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from oars.adapt.torch.context import ctx, mine, offsets_of
 from oars.adapt.torch.rows.tensor import RESHAPES, Rows, whole
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _OF_MEMORY = {"resize_", "resize_as_", "as_strided_"}  # they do not know of rows: done on the whole
 
 
-def reshaped_in_place(name: str, func: Any, args: tuple, kwargs: dict) -> Rows:
+def reshaped_in_place(name: str, func: Callable[..., Any], args: tuple, kwargs: dict) -> Rows:
     """``x.unsqueeze_(1)`` and the like: from here on ``x`` is what came out."""
     x = args[0]
     ctx.note("changes its shape")  # on plain own rows a model would do it to what the script has
@@ -40,7 +43,7 @@ def reshaped_in_place(name: str, func: Any, args: tuple, kwargs: dict) -> Rows:
     return x
 
 
-def _cut_anew(func: Any, args: tuple, kwargs: dict) -> Rows:
+def _cut_anew(func: None, args: tuple, kwargs: dict) -> Rows:
     (full,) = args
     if full.requires_grad:
         ctx.gradients.enter(full)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from oars.adapt.torch.rows.ops import of_own, rule
 from oars.adapt.torch.rows.places import by_place
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Rows, Unsplit, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _sizes(args: tuple) -> list:
@@ -70,7 +73,7 @@ def _rewoven(x: Rows, offsets: Woven, goal: list[int], left: int, row: int) -> R
 
 
 @rule("view", "reshape")
-def view(func: Any, args: tuple, kwargs: dict) -> Any:
+def view(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Shapes are global."""
     x = args[0]
     if not isinstance(x, Rows):
@@ -83,7 +86,7 @@ def view(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("view_as", "reshape_as")
-def view_as(func: Any, args: tuple, kwargs: dict) -> Any:
+def view_as(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """As another tensor's global shape."""
     if not isinstance(args[0], Rows):
         return func(args[0], torch.empty(args[1].shape, device="meta"))
@@ -91,7 +94,7 @@ def view_as(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("flatten")
-def flatten(func: Any, args: tuple, kwargs: dict) -> Any:
+def flatten(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Joins a range of dimensions into one."""
     x = args[0] if args else kwargs["input"]
     n = x.local.dim()
@@ -102,13 +105,13 @@ def flatten(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("ravel")
-def ravel(func: Any, args: tuple, kwargs: dict) -> Any:
+def ravel(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """All dimensions into one."""
     return reshaped(args[0], [-1])
 
 
 @rule("unflatten")
-def unflatten(func: Any, args: tuple, kwargs: dict) -> Any:
+def unflatten(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """One dimension into several."""
     x = args[0]
     dim = (args[1] if len(args) > 1 else kwargs["dim"]) % x.local.dim()
@@ -120,7 +123,7 @@ def unflatten(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("unsqueeze", "unsqueeze_")
-def unsqueeze(func: Any, args: tuple, kwargs: dict) -> Any:
+def unsqueeze(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A new dimension of size one."""
     x = args[0] if args else kwargs["input"]
     dim = (args[1] if len(args) > 1 else kwargs["dim"]) % (x.local.dim() + 1)
@@ -130,7 +133,7 @@ def unsqueeze(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("squeeze")
-def squeeze(func: Any, args: tuple, kwargs: dict) -> Any:
+def squeeze(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Drops dimensions of size one, never the batch's unless the global batch is one."""
     x = args[0] if args else kwargs["input"]
     n = x.local.dim()
@@ -146,7 +149,7 @@ def squeeze(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("permute")
-def permute(func: Any, args: tuple, kwargs: dict) -> Any:
+def permute(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Dimensions in another order."""
     x = args[0]
     dims = [d % x.local.dim() for d in _sizes(args[1:] or (kwargs["dims"],))]
@@ -154,7 +157,7 @@ def permute(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("transpose", "swapaxes", "swapdims")
-def transpose(func: Any, args: tuple, kwargs: dict) -> Any:
+def transpose(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Two dimensions change places."""
     x = args[0] if args else kwargs["input"]
     n = x.local.dim()
@@ -163,7 +166,7 @@ def transpose(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("t", "adjoint")
-def t(func: Any, args: tuple, kwargs: dict) -> Any:
+def t(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """A matrix transposed."""
     x = args[0] if args else kwargs["input"]
     if x.local.dim() != 2:
@@ -172,7 +175,7 @@ def t(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("movedim", "moveaxis")
-def movedim(func: Any, args: tuple, kwargs: dict) -> Any:
+def movedim(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Through permute: ask PyTorch where each dimension goes."""
     x = args[0]
     marks = torch.empty([d + 2 for d in range(x.local.dim())], device="meta")
@@ -181,7 +184,7 @@ def movedim(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("expand", "expand_as", "broadcast_to")
-def expand(func: Any, args: tuple, kwargs: dict) -> Any:
+def expand(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Spreads dimensions of size one; the batch stays as it is."""
     x = args[0]
     if not isinstance(x, Rows):
@@ -199,7 +202,7 @@ def expand(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("repeat", "tile")
-def repeat(func: Any, args: tuple, kwargs: dict) -> Any:
+def repeat(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Copies along other dimensions."""
     x = args[0]
     times = _sizes(args[1:] or tuple(kwargs.values()))  # (dims, or repeats)
@@ -212,7 +215,7 @@ def repeat(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("repeat_interleave")
-def repeat_interleave(func: Any, args: tuple, kwargs: dict) -> Any:
+def repeat_interleave(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Each row k times, or along another dimension."""
     x = args[0]
     times = args[1] if len(args) > 1 else kwargs.get("repeats")
@@ -225,7 +228,7 @@ def repeat_interleave(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty")
-def new(func: Any, args: tuple, kwargs: dict) -> Any:
+def new(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Rows, if it is as long as the batch where the batch is: ``x.new_zeros(x.shape)``."""
     x, *sizes = args
     filled = func.__name__ == "new_full"
@@ -240,7 +243,7 @@ def new(func: Any, args: tuple, kwargs: dict) -> Any:
 
 @rule("chunk", "split", "tensor_split", "split_with_sizes", "narrow", "select", "diff", "unsafe_chunk",
       "unsafe_split", "narrow_copy")
-def parts(func: Any, args: tuple, kwargs: dict) -> Any:
+def parts(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Pieces along a dimension other than the batch's."""
     x = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     if not isinstance(x, Rows) or any(isinstance(a, Rows) for a in args[1:]):
@@ -259,7 +262,7 @@ def parts(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("cat", "concat", "concatenate", "stack")
-def join(func: Any, args: tuple, kwargs: dict) -> Any:
+def join(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Side by side along another dimension; along the batch's dimension order would be lost, so that gathers."""
     tensors = list(args[0] if args else kwargs["tensors"])
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
@@ -344,7 +347,7 @@ def _masked(x: Rows, mask: Rows) -> Rows:
 
 
 @rule("__getitem__")
-def getitem(func: Any, args: tuple, kwargs: dict) -> Any:
+def getitem(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Indexing that takes all of the batch, picks one entry a row, or masks it; the rest gathers."""
     x, index = args
     if not isinstance(x, Rows):
@@ -361,7 +364,7 @@ def getitem(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("__setitem__")
-def setitem(func: Any, args: tuple, kwargs: dict) -> Any:
+def setitem(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Writing into all rows, or under a mask; the rest gathers, writes and cuts again."""
     x, index, value = args
     if not isinstance(x, Rows):
@@ -389,7 +392,7 @@ def setitem(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @rule("take_along_dim")
-def take_along(func: Any, args: tuple, kwargs: dict) -> Any:
+def take_along(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """As gather, with the dimension last."""
     x, index = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim")

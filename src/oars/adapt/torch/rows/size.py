@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.adapt.torch.context import ctx
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class BatchSize(int):
@@ -15,25 +18,25 @@ class BatchSize(int):
     traced call that does arithmetic with it is not run on plain local tensors.
     """
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         return BatchSize(int(other) * int.__int__(self)) if isinstance(other, int) else self._used("__mul__", other)
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: object) -> Any:
         return BatchSize(int.__int__(self) // other) if isinstance(other, int) else self._used("__floordiv__", other)
 
     def _used(self, op: str, *args: Any) -> Any:
         ctx.note("size")
         return getattr(int.__int__(self), op)(*args)
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return int.__eq__(self, other) if isinstance(other, BatchSize) else self._used("__eq__", other)
 
-    def __ne__(self, other: Any) -> bool:
+    def __ne__(self, other: object) -> bool:
         return int.__ne__(self, other) if isinstance(other, BatchSize) else self._used("__ne__", other)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         ctx.note("size")
         return getattr(ufunc, method)(*[int.__int__(a) if isinstance(a, BatchSize) else a for a in args], **kwargs)
 

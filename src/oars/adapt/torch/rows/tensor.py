@@ -1,6 +1,6 @@
 """Rows: a tensor with the global shape of which this rank holds its own rows.
 
-Operations are caught before autograd (``__torch_function__``): each has a rule (``rules.py``) that says what to do on
+Operations are caught before autograd (``__torch_function__``): each has a rule (``RULES``) that says what to do on
 own rows, and what has no rule is gathered, then done on the plain whole tensor. Autograd sees only plain local tensors
 and the few functions of ``collectives.py``.
 """
@@ -28,7 +28,7 @@ from oars.adapt.torch.rows.size import BatchSize
 from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
-RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by rules.py and losses.py
+RULES: dict[str, Callable] = {}  # operation name -> rule(func, args, kwargs); filled by the other files here
 FUNCTIONAL: dict[str, Callable] = {}  # the same for torch.nn.functional's own, whose arguments differ from torch's
 RESHAPES: dict[str, Callable] = {}  # operations that give their first argument another shape; filled by reshapes.py
 WITHOUT_ROWS: set[str] = set()  # operations that are safe on a rank without rows; others gather when there is one
@@ -66,7 +66,7 @@ class Sized(TorchFunctionMode):
         Sized.on = False
         super().__exit__(*args)
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         Sized.on = False
         try:
             out = func(*args, **(kwargs or {}))
@@ -143,7 +143,7 @@ class Rows(torch.Tensor):
         return torch.Size(shape)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(cls, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "call")
         see(args, kwargs)
@@ -169,7 +169,7 @@ class Rows(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-            cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            cls, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Reached only by code that goes around __torch_function__ (C++ extensions and the like), below autograd.
         def plain(a: Any) -> Any:
             if isinstance(a, Rows):
@@ -220,7 +220,7 @@ def see(*args: Any) -> None:
                         trace.events.append("rows from elsewhere")
 
 
-def operate(func: Any, args: tuple, kwargs: dict) -> Any:
+def operate(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """An operation on rows: by its rule, or gathered."""
     name = getattr(func, "__name__", "call")
     if kwargs:
@@ -250,7 +250,7 @@ def operate(func: Any, args: tuple, kwargs: dict) -> Any:
         if name in LOOKS and (type(out) is Rows or out is None) and looks(name, args, out):
             look_after()
         return out
-    except (Unsplit, KeyError):
+    except (Unsplit, KeyError):  # KeyError: a rule did not find an argument under its name
         pass
     except (RankLost, Otherwise):
         raise
@@ -278,24 +278,24 @@ def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]
     return args, kwargs
 
 
-def change(func: Any, args: tuple, kwargs: dict) -> Any:
+def change(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """An operation that changes its first argument in place; gives that where it returns nothing."""
     out = operate(func, args, kwargs)
     return args[0] if out is None else out
 
 
-def to_dlpack(inner: Any) -> Any:
+def to_dlpack(inner: Callable[..., Any]) -> Any:
     """Around ``torch.utils.dlpack.to_dlpack``, which asks for the memory of a tensor that has none here."""
     return lambda tensor: tensor.__dlpack__() if isinstance(tensor, Rows) else inner(tensor)
 
 
-def change_whole(func: Any, args: tuple, kwargs: dict) -> Any:
+def change_whole(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """The same, on the whole batch."""
     out = gathered(func, args, kwargs)
     return args[0] if out is None else out
 
 
-def take_over_changes(args: Any) -> None:
+def take_over_changes(args: tuple | list) -> None:
     """Take over, before ``args`` are used, what the script changed in views of any whole."""
     for mirror in recent:
         mirror.take_over()
@@ -375,15 +375,15 @@ def _alike(x: torch.Tensor, dim: int) -> bool:
     return bool((x == x.narrow(dim, 0, 1)).all())
 
 
-def gathered(func: Any, args: tuple, kwargs: dict) -> Any:
+def gathered(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Do ``func`` on plain whole tensors; write back what it changed in place."""
-    name = func.__name__.strip("_")
+    __tracebackhide__ = True  # what it raises is the script's
     changed: list[tuple[Rows, torch.Tensor]] = []
 
     def plain(a: Any) -> Any:
         if not isinstance(a, Rows):
             return a
-        full = whole(a, name)
+        full = whole(a, func.__name__.strip("_"))
         if inplace and full.requires_grad:
             full = full.clone()  # PyTorch lets nobody change a custom function's result in place
         changed.append((a, full))
@@ -423,7 +423,7 @@ _OF_SHAPE = {"size", "dim", "ndimension", "numel", "nelement", "__len__", "__has
 _DERIVED = {"data", "real", "imag", "T", "mT", "mH", "H"}  # attributes that are rows again
 
 
-def _copied(func: Any, args: tuple, kwargs: dict) -> Any:
+def _copied(func: None, args: tuple, kwargs: dict) -> Any:
     (x,) = args
     return Rows(x.local.detach().clone().requires_grad_(x.local.requires_grad), x.offsets, x.dim_)
 
@@ -460,7 +460,7 @@ def before_backward() -> None:
     _looked_at.clear()
 
 
-def _attribute(kind: str, name: str, func: Any, args: tuple) -> Any:
+def _attribute(kind: str, name: str, func: Callable[..., Any], args: tuple) -> Any:
     """``x.name`` and ``x.name = value`` of rows."""
     x = args[0]
     if kind == "__set__":
