@@ -114,6 +114,23 @@ def what_is_printed():
 
 
 @scene
+def memories_that_begin_later():
+    """A list of bad samples, and a line of text, which no sample of the first batches has a part in."""
+    class Late(Rows):
+        def __init__(self):
+            super().__init__()
+            self.bad = []
+
+        def __getitem__(self, i):
+            if i in (23, 31, 32):
+                self.bad.append(i)
+                print("bad", i)
+            return self.x[i] + 0.01 * len(self.bad), self.y[i]
+
+    print(twice(Late()).bad, twice(Late(), shuffle=True).bad)
+
+
+@scene
 def with_a_collate_of_its_own():
     class Counted(Rows):
         reads = 0

@@ -40,6 +40,46 @@ def some_labels_dropped():
     train(Two(lambda m, h: torch.where((torch.rand(h.shape[0]) < 0.05)[:, None], torch.zeros_like(h), h)), epochs=4)
 
 
+MIX, SETTINGS, CONFIG = False, {"mix": False, "deep": {"mix": False}}, SimpleNamespace(mix=False, count=0)
+
+
+def helped(h):
+    """A function of the script's, with a switch of its own."""
+    return h - h.mean(0) if SETTINGS["deep"]["mix"] else h
+
+
+@scene
+def switches_that_no_module_has():
+    """A global, an entry of a dictionary, a field, a class's, a closure's, a module's dictionary: each on for a bit."""
+    global MIX
+    mix = False
+
+    def between(m, h):
+        CONFIG.count += 1  # a counter is none
+        h = h - h.mean(0) if MIX or SETTINGS["mix"] or CONFIG.mix or mix else h
+        h = h - 0.5 * h.mean(0) if m.settings["mix"] or m.kept.mix or type(m).switch else h
+        return helped(h)
+
+    class Switched(Two):
+        switch = False
+
+    model = Switched(between)
+    model.settings, model.kept = {"mix": False}, SimpleNamespace(mix=False)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    step = 0
+    for _ in range(8):
+        for xb, yb in batches():
+            step += 1
+            MIX, mix, Switched.switch = 9 < step < 12, 25 < step < 28, step in (35, 36)
+            SETTINGS["mix"], SETTINGS["deep"]["mix"], CONFIG.mix = step in (13, 14), step == 20, step == 22
+            model.settings["mix"], model.kept.mix = step in (30, 31), step == 33
+            loss = F.cross_entropy(model(xb), yb)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            say(loss)
+
+
 @scene
 def stages():
     """Switched by an attribute, by an int, by a float."""

@@ -1,6 +1,10 @@
 """What depends on the whole batch though it looks as if it took row by row: views, sizes, tables, norms."""
 
+import itertools
 import math
+import operator
+import statistics
+import struct
 
 import numpy as np
 import torch
@@ -76,6 +80,72 @@ def the_size_as_a_value():
                   lambda m, h, r: h * len(torch.zeros(r.size(0))) / 10, lambda m, h, r: h * abs(r.shape[0]) / 10,
                   lambda m, h, r: h * divmod(r.shape[0], 5)[1] * (r.shape[0] & 7)):
         descend(Around(after), epochs=1)
+
+
+# What C code makes of the batch's size: no method of the number is called.
+BY_C = [
+    lambda m, h, r: h * len(range(r.shape[0]))/10,
+    lambda m, h, r: h * float(np.ones(r.shape[0]).sum())/10,
+    lambda m, h, r: h * float('%d' % r.shape[0])/10,  # noqa: UP031
+    lambda m, h, r: h * float(f"{r.shape[0]}")/10,
+    lambda m, h, r: h * math.comb(r.shape[0], 2)/50,
+    lambda m, h, r: h * len(str(r.shape)),
+    lambda m, h, r: h * len(str(tuple(r.shape))),
+    lambda m, h, r: h * sum(0.1 for _ in range(r.shape[0])),
+    lambda m, h, r: h * len([0]*r.shape[0])/10,
+    lambda m, h, r: h * len(bytes(r.shape[0]))/10,
+    lambda m, h, r: h * r.shape.numel()/100,
+    lambda m, h, r: h * float(np.prod(r.shape))/100,
+    lambda m, h, r: h * math.prod(r.shape)/100,
+    lambda m, h, r: h * r.t().contiguous().stride()[0]/10,
+    lambda m, h, r: h * r.t().contiguous().stride(0)/10,
+    lambda m, h, r: h * r.nelement()/100,
+    lambda m, h, r: h * len(r.contiguous().untyped_storage())/1000,
+    lambda m, h, r: h * math.factorial(r.shape[0]%5),
+    lambda m, h, r: h * float(np.linspace(0, 1, r.shape[0])[1]),
+    lambda m, h, r: h * len(list(itertools.islice(itertools.count(), r.shape[0])))/10,
+    lambda m, h, r: h * operator.index(r.shape[0])/10,
+    lambda m, h, r: h * struct.unpack("i", struct.pack("i", r.shape[0]))[0]/10,
+    lambda m, h, r: h * statistics.mean([r.shape[0], 1]),
+    lambda m, h, r: h * sum(r.shape)/10,
+    lambda m, h, r: h * max(r.shape)/10,
+    lambda m, h, r: h * math.gcd(r.shape[0], 4),
+    lambda m, h, r: h * {10:2.0}.get(r.shape[0], 1.0),
+    lambda m, h, r: h * (2.0 if r.shape==(10, 6) else 1.0),
+    lambda m, h, r: h * (2.0 if r.shape[0] in {10, 20} else 1.0),
+    lambda m, h, r: h * (2.0 if r.shape[0] in [10, 20] else 1.0),
+    lambda m, h, r: h * np.arange(100)[r.shape[0]]/10.,
+    lambda m, h, r: h * list(range(100))[r.shape[0]]/10,
+    lambda m, h, r: h * r.nbytes/1000,
+    lambda m, h, r: h * r.__len__()/10,
+    lambda m, h, r: h * torch.eye(r.shape[0]).sum()/10,
+    lambda m, h, r: h * torch.arange(r.shape[0]).float().mean(),
+    lambda m, h, r: h * torch.linspace(0, 1, r.shape[0])[1],
+    lambda m, h, r: h * float(np.int64(r.shape[0]))/10,
+    lambda m, h, r: h * len(torch.zeros(r.shape[0]).tolist())/10,
+]
+
+
+@scene
+def the_size_read_by_c_code():
+    for after in BY_C:
+        descend(Around(after), epochs=1)
+
+
+@scene
+def sizes_that_are_left_behind():
+    """In a list, a dictionary and a global; and counters that stay those of one call."""
+    def after(m, h, r):
+        seen.append(1)
+        sizes[0] = len(range(r.shape[0]))
+        m.kept["size"] = operator.index(r.shape[0])
+        return h
+
+    for _ in range(2):
+        seen, sizes, model = [], [0], Around(after)
+        model.kept = {}
+        descend(model, epochs=2)
+        print(len(seen), sizes, model.kept)
 
 
 @scene

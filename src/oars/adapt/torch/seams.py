@@ -108,7 +108,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
     from oars.adapt.torch.batches import loaders
-    from oars.adapt.torch.model import batchnorm, call, custom_functions, dropout
+    from oars.adapt.torch.model import batchnorm, call, changes, custom_functions, dropout
     from oars.adapt.torch.rows import leaving, tensor
 
     hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
@@ -126,8 +126,8 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
               instead(ctx.gradients.backward))),
         Seam(Optimizer, "add_param_group", (ASYNC(phases.add_param_group), step_log.add_param_group)),
         # models
-        Seam(nn.Module, "__setattr__", (instead(call.setattr_),)),
-        Seam(nn.Module, hooks, (call.register_hook,)),
+        Seam(nn.Module, "__setattr__", (instead(changes.setattr_),)),
+        Seam(nn.Module, hooks, (changes.register_hook,)),
         Seam(torch, "compile", (instead(call.compile_),)),
         Seam(F, "dropout dropout1d dropout2d dropout3d", (dropout.patched,)),
         Seam(F, "scaled_dot_product_attention", (instead(dropout.attention),)),

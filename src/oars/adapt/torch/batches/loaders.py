@@ -88,8 +88,10 @@ def fetch(self: _MapDatasetFetcher, index: Any) -> Any:
         else:
             with ctx.private, ctx.out_of_step("while own samples are read"):
                 data = _fetch(self, index.mine())
+    if watching.little:
+        _quickly_looked.add(id(self.dataset))
     if watching.noticed:
-        if index.fresh:
+        if index.fresh or get_worker_info() is None:  # workers have read later batches by now
             _remembering.add(id(self.dataset))
             return watching.again(lambda: _whole(self, index.indices))
         watching.say()
@@ -104,13 +106,16 @@ def _whole(fetcher: _MapDatasetFetcher, indices: list) -> Any:
 
 _remembering: set[int] = set()  # data sets with a memory, in a worker
 _looked: dict[int, int] = {}  # how often samples of a data set were read
+_quickly_looked: set[int] = set()  # data sets that hold little
 
 
 def _looks(dataset: Dataset) -> bool:
-    """Whether to check this time if reading changes the data set: the 1st, 2nd, 4th … time, and every 64th.
-    PyTorch's own data sets of tensors need no check."""
+    """Whether to check this time if reading changes the data set: the 1st, 2nd, 4th … time, and every 64th; always,
+    if there is little to look at. PyTorch's own data sets of tensors need no check."""
     if type(dataset) is TensorDataset:
         return False
+    if id(dataset) in _quickly_looked:
+        return True
     times = _looked[id(dataset)] = _looked.get(id(dataset), 0) + 1
     return times & (times - 1) == 0 or times % 64 == 0
 

@@ -2,8 +2,9 @@
 
 A counter, a cache, a list of bad samples, a mean that runs: if each rank reads its own samples only, each has another
 memory. So it is looked, while own samples are read, whether the data set changes (its attributes, those of its parts,
-the globals that its code names), whether it seeds the global random streams, and whether it prints. If so in a loader's
-first batch, this is taken back, and the batch is read whole by every rank, as all later ones are.
+the globals that its code names), whether it seeds the global random streams, and whether it prints. If so, this is
+taken back, and the batch is read whole by every rank, as all later ones are. (Workers have read later batches by the
+time it is known: with them it has to be noticed in a loader's first batch.)
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _SMALL = 1 << 12  # bytes, of an array that is looked through
 _COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
 _MANY = 64  # entries of a container that are looked at
 _DEEP = 3
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_LITTLE = 256  # things: what takes some ten microseconds
 
 
 class Remembers(NamedTuple):
@@ -42,32 +45,68 @@ class Remembers(NamedTuple):
     data: Any
 
 
-class Memory:
-    """What a data set holds at one moment, so that it can be compared, and put back."""
+class Cell:
+    """A variable of a function around another, read and written like an entry of a dictionary."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._cell.cell_contents if self._cell != types.CellType() else default
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cell.cell_contents = value
+
+
+class Memory:
+    """What a data set (or a model) holds at one moment, so that it can be compared, and put back."""
+
+    def __init__(self, dataset: Dataset | None) -> None:
         self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
         self._copies: dict[int, tuple[Any, Any]] = {}  # containers, and what they held
         self._seen: set[int] = set()
         self._look(dataset, 0)
         self._seeds = random.seeds()
 
+    @classmethod
+    def of_model(cls, model: torch.nn.Module) -> Memory:
+        """What the modules of a model hold besides tensors and other modules, and the globals that their code names."""
+        memory = cls(None)
+        for part in model.modules():
+            for name, value in list(vars(part).items()):
+                if name not in OF_EVERY_MODULE:
+                    memory._note(vars(part), name, value, 0)
+            kind: Any = type(part)
+            memory._look_at_names(_functions(kind), 0)
+        return memory
+
     def _look(self, thing: Any, depth: int) -> None:
         if id(thing) in self._seen or depth > _DEEP or isinstance(thing, (torch.nn.Module, type, types.ModuleType)):
             return
         self._seen.add(id(thing))
+        if isinstance(thing, types.MethodType):
+            thing = thing.__func__
+        if isinstance(thing, types.FunctionType):
+            for cell in thing.__closure__ or ():
+                self._note(Cell(cell), "", Cell(cell).get(""), depth)
+            self._look_at_names([thing], depth)
+            return
         held = getattr(thing, "__dict__", None)
         if isinstance(held, dict) and not isinstance(thing, torch.Tensor):
             for name, value in held.items():
                 self._note(held, name, value, depth)
             kind: Any = type(thing)
-            for function in _functions(kind):
-                names = function.__globals__
-                for name in function.__code__.co_names:
-                    if name in names and isinstance(names[name], (*_SIMPLE, *_HOLDERS, np.ndarray)):
-                        self._note(names, name, names[name], depth)
+            self._look_at_names(_functions(kind), depth)
 
-    def _note(self, holder: dict, name: str, value: Any, depth: int) -> None:
+    def _look_at_names(self, functions: list[types.FunctionType], depth: int) -> None:
+        """The globals that these can name."""
+        for function in functions:
+            names = function.__globals__
+            for name in function.__code__.co_names:
+                if name in names and isinstance(names[name], (*_SIMPLE, *_HOLDERS, np.ndarray)):
+                    self._note(names, name, names[name], depth)
+
+    def _note(self, holder: Any, name: str, value: Any, depth: int) -> None:
         self._places.append((holder, name, value))
         if isinstance(value, _HOLDERS) and id(value) not in self._copies:
             self._copies[id(value)] = value, copy.copy(value) if len(value) <= _COPIED else len(value)
@@ -84,6 +123,10 @@ class Memory:
             self._copies[id(value)] = value, (value._version, old)
         elif not isinstance(value, (*_SIMPLE, np.ndarray)):
             self._look(value, depth + 1)
+
+    def size(self) -> int:
+        """How many things are compared."""
+        return len(self._places) + sum(len(old) for _, old in self._copies.values() if isinstance(old, _HOLDERS))
 
     def changed(self) -> bool:
         """Whether it is another one now. That something was opened where there was nothing does not count."""
@@ -166,6 +209,7 @@ class Watching:
 
     def __init__(self, dataset: Any, look: bool) -> None:
         self._before = Memory(dataset) if look else None
+        self.little = self._before is not None and self._before.size() < _LITTLE
         self.noticed = False
         self.text = ("", "")
 

@@ -30,6 +30,8 @@ from oars import debug
 from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import sequences
+from oars.adapt.torch.model.compare import Rehearsal
+from oars.adapt.torch.model.switches import Switches
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 _call = nn.Module._wrapped_call_impl
 SPLIT, ROWS, REPLICATED = "split", "rows", "replicated"
+_SIZES = 4  # a model that looks at the batch's size in a way that is not seen shows it by one of so many
 SECOND = "second"  # the batch is the second dimension: see ``sequences.py``
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
@@ -60,6 +63,8 @@ class Verdict:
         self.changes = -1  # of modules, when it was traced
         self.new_leaves = False  # it may use weights that nobody knows yet
         self.sure = True  # it cannot fail on one rank alone
+        self.sizes: list[int] = []  # of batches for which it was compared with a call on plain own rows
+        self.switches: Switches | None = None  # what stands outside of modules, when it was traced
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -90,7 +95,6 @@ class Moving:
 _verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # of ranks together, and apart
 _moving: WeakKeyDictionary[nn.Module, Moving] = WeakKeyDictionary()
 _first_calls = itertools.count()
-_marks: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # those whose mode has ever changed
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
 
 
@@ -222,9 +226,11 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         return _deeper(_eager, self, args, kwargs)
     verdict.calls += 1
     # A traced caller must see all that happens inside; a module that was changed may work otherwise.
-    if ctx.traces or verdict.changes != ctx.changes or verdict.calls & (verdict.calls - 1) == 0:
+    changed = verdict.changes != ctx.changes or (verdict.switches is not None and verdict.switches.thrown())
+    unsure = verdict.way == SPLIT and len(verdict.sizes) < _SIZES and offsets[-1] not in verdict.sizes
+    if ctx.traces or changed or unsure or verdict.calls & (verdict.calls - 1) == 0:
         if debug.on and not ctx.traces:
-            why = "it was changed" if verdict.changes != ctx.changes else f"this is call {verdict.calls}"
+            why = "it was changed" if changed else f"this is call {verdict.calls}"
             debug.say(f"{type(self).__name__} is traced: {why}")
         return _trace(self, verdict, leaves, spec, offsets, side)
     if verdict.way == SPLIT:
@@ -301,6 +307,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     inputs = [_as_rows(leaf, offsets, side) for leaf in leaves]
     args, kwargs = tree_unflatten(inputs, spec)
     rows_.see(leaves)
+    rehearsal = None if ctx.traces else Rehearsal(module, _changeable(module), [
+        x.local if isinstance(x, Rows) else x for x in inputs])
     trace = Trace(offsets[-1])
     trace.known.update(map(id, inputs))
     ctx.traces.append(trace)
@@ -322,11 +330,17 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
                           "so that it drops what one process would")
         trace.events.append("random")
     # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
-    if not ctx.separate and ctx.world.allgather_alike(np.array([len(trace.events)])).any():
+    if _on_any_rank(trace.events):
         trace.events.append("elsewhere")
+    elif rehearsal is not None:
+        differs = rehearsal.differs(results, lambda local: _again(module, verdict, local, spec, offsets))
+        if _on_any_rank([differs] * differs):
+            trace.events.append("the batch's size")
+        verdict.sizes.append(offsets[-1])
     gathers = trace.gathers()
     if not trace.events:
         verdict.way = SPLIT
+        verdict.switches = None if ctx.traces else Switches(module, verdict.switches)
         for around in ctx.traces:
             around.weights.update((id(p), p.numel()) for p in module.parameters())
     elif handmade and gathers and verdict.calls == 1 and not side and sequences.may_be(module, leaves, trace):
@@ -350,6 +364,22 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
     _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
     return out
+
+
+def _on_any_rank(events: list) -> bool:
+    if ctx.separate:
+        return bool(events)
+    return bool(ctx.world.allgather_alike(np.array([len(events)])).any())
+
+
+def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, offsets: Offsets) -> list:
+    """The leaves of what the module gives for plain own rows."""
+    args, kwargs = tree_unflatten(local, spec)
+    ctx.split, ctx.plain = Split(offsets, verdict.draws, False), True
+    try:
+        return tree_flatten(_eager(module, *args, **kwargs))[0]
+    finally:
+        ctx.split, ctx.plain = None, False
 
 
 def _say_replicated(module: nn.Module, gathers: list[str]) -> None:
@@ -438,48 +468,5 @@ def compile_(model: nn.Module | Callable[..., Any] | None = None, **kwargs: Any)
         ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the "
                           "global batch (compile the module instead, it then runs compiled on own rows)")
         return model(*args, **named)
-
-    return call
-
-
-_setattr = nn.Module.__setattr__
-_PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
-
-
-def setattr_(self: nn.Module, name: str, value: Any) -> None:
-    """Replaces ``nn.Module.__setattr__``: a switch that is thrown may change how the module treats its rows."""
-    if isinstance(value, torch.Tensor):
-        if isinstance(value, Rows) and not isinstance(self.__dict__.get(name), Rows):
-            ctx.changes += not (ctx.depth or ctx.plain)
-        if value.requires_grad and not isinstance(value, (nn.Parameter, Rows)):
-            ctx.gradients.enter(value)  # a leaf that is no parameter, used in split calls unseen
-    elif isinstance(value, (BatchSize, torch.Size)) and ctx.traces:
-        ctx.note("size")
-    else:
-        old = self.__dict__.get(name, self)
-        if old is not value and not (type(old) is type(value) and isinstance(value, _PLAIN_VALUES) and old == value):
-            if name == "training":
-                ctx.mode ^= _mark(self)
-            if ctx.depth or ctx.plain:
-                ctx.note("changes itself")
-            elif name != "training":
-                ctx.changes += 1
-    _setattr(self, name, value)
-
-
-def _mark(module: nn.Module) -> int:
-    """A module's bit in ``ctx.mode``: after ``eval()`` and ``train()`` what was found before is found again."""
-    if module not in _marks:
-        _marks[module] = 1 << ctx.marked
-        ctx.marked += 1
-    return _marks[module]
-
-
-def register_hook(register: Callable[..., Any]) -> Any:
-    """Around ``nn.Module``'s ``register_*_hook``: a module with other hooks is traced again."""
-    @functools.wraps(register)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        ctx.changes += 1
-        return register(*args, **kwargs)
 
     return call

@@ -52,7 +52,6 @@ class Trace:
             self.events.append("random")
             self.streams = now
 
-
     def gathers(self) -> list[str]:
         """What had to be gathered."""
         return [e for e in self.events if e.startswith("gather")]
