@@ -38,7 +38,7 @@ import numpy as np
 
 from oars.engine import Astray
 from oars.engine.board import Board
-from oars.engine.dissent import PARTED, OutOfStep, Parted, judged, report
+from oars.engine.dissent import PARTED, OutOfStep, Parted, judged, pickled, report
 
 _SMALL = 1 << 16  # bytes: results up to here are copied, in case a rank that missed them asks
 _LINE = 1 << 9  # bytes of an object that travel with its length
@@ -252,17 +252,29 @@ class World:
         self._meet(kind, work, None)
 
     def broadcast(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives on the first rank, on every rank. It depends on nobody's rows: no RankLost."""
+        """What ``make`` gives on the first rank, or raises there, on every rank. It depends on nobody's rows: no
+        RankLost."""
         if self.before is not None:
             self.before("broadcast", -1)
+
+        def made() -> tuple[Any, bytes]:
+            try:
+                return (make() if self.rank == 0 else None), b""
+            except RankLost:
+                raise
+            except Exception as error:  # the others wait for an answer
+                return None, pickled(error)
+
         while True:
             try:
                 # Not MPI's broadcast, whose root may run ahead of the others by any number of calls.
-                values = self._meet("broadcast", lambda: self.gather_objects(
-                    self.comm, make() if self.rank == 0 else None), 0, adopted=False)
-                return values[0]
+                value, error = self._meet("broadcast", lambda: self.gather_objects(self.comm, made()), 0,
+                                          adopted=False)[0]
             except RankLost:
-                pass
+                continue
+            if error:
+                raise pickle.loads(error)
+            return value
 
     def everybody(self, value: Any) -> list[Any]:
         """Every living rank's ``value``. It depends on nobody's rows: no RankLost."""
@@ -401,6 +413,8 @@ class World:
         finally:
             self._coming_together = False
         error, self._error, self._parted = self._error, None, False
+        if not any(r.error for r in reports):  # whoever met it has died since: all is cut anew
+            raise RankLost
         self.dissents += 1
         raise judged(reports, self.origin, error)
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _set, _get = signal.signal, signal.getsignal
 _setitimer, _getitimer = signal.setitimer, signal.getitimer
+_TIMER_OF: dict[int, int] = {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+                             signal.SIGPROF: signal.ITIMER_PROF}
 _ECHO = 1.0  # seconds in which a signal that another rank has told of may come here too
 _IDLE = 2.0  # seconds in which the main thread does nothing but wait for other threads
 FOR_A_WHILE, FOR_EVER = "for a while", "for ever"
@@ -104,6 +106,9 @@ class Signals:
             self._delivering = False
 
     def _call(self, number: int) -> None:
+        which = _TIMER_OF.get(number)
+        if which is not None and not self._armed.get(which, (0.0, 1.0))[1]:
+            self._armed[which] = 0.0, 0.0  # it has rung, and does so once
         handler = self._handlers.get(number)
         if callable(handler):
             handler(number, _scripts_frame())

@@ -307,7 +307,14 @@ def _for_the_living(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> tuple[Any
     anew = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
     if cut.whole or (not whole and (_way(self)[0] == WHOLE or on_every_rank(len(cut.indices)))):
         return data, anew._replace(uncut=cut.uncut)
-    return _read(self, fetch(_fetcher(self), anew)), anew
+    try:
+        return _read(self, fetch(_fetcher(self), anew)), anew
+    except RankLost:
+        raise
+    except Exception as error:  # of the data set: the other ranks have to be told
+        if ctx.alone or whole:
+            raise
+        return collate.Failed(error.with_traceback(None)), anew
 
 
 def whole_batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:

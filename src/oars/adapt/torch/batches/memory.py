@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, dict, set, deque, bytearray)
 _SMALL = 1 << 12  # bytes, of an array that is looked through
+_SMALL_IN_MODELS = 1 << 24  # the same of a model, which is looked at less often
 _COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
 _MANY = 64  # entries of a container that are looked at
 _DEEP = 3
@@ -61,7 +62,8 @@ class Cell:
 class Memory:
     """What a data set (or a model) holds at one moment, so that it can be compared, and put back."""
 
-    def __init__(self, dataset: Dataset | None) -> None:
+    def __init__(self, dataset: Dataset | None, small: int = _SMALL) -> None:
+        self._small = small
         self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
         self._copies: dict[int, tuple[Any, Any]] = {}  # containers, and what they held
         self._seen: set[int] = set()
@@ -71,13 +73,14 @@ class Memory:
     @classmethod
     def of_model(cls, model: torch.nn.Module) -> Memory:
         """What the modules of a model hold besides tensors and other modules, and the globals that their code names."""
-        memory = cls(None)
+        memory = cls(None, small=_SMALL_IN_MODELS)
         for part in model.modules():
             for name, value in list(vars(part).items()):
                 if name not in OF_EVERY_MODULE:
                     memory._note(vars(part), name, value, 0)
             kind: Any = type(part)
-            memory._look_at_names(_functions(kind), 0)
+            for function in _functions(kind):
+                memory._look(function, 0)
         return memory
 
     def _look(self, thing: Any, depth: int) -> None:
@@ -103,7 +106,8 @@ class Memory:
         for function in functions:
             names = function.__globals__
             for name in function.__code__.co_names:
-                if name in names and isinstance(names[name], (*_SIMPLE, *_HOLDERS, np.ndarray)):
+                if name in names and isinstance(
+                        names[name], (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)):
                     self._note(names, name, names[name], depth)
 
     def _note(self, holder: Any, name: str, value: Any, depth: int) -> None:
@@ -119,7 +123,8 @@ class Memory:
         elif isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
             self._copies[id(value)] = value, value.copy()
         elif isinstance(value, torch.Tensor):
-            old = value.detach().clone() if value.nbytes <= _SMALL else None
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+            old = value.detach().clone() if plain and value.nbytes <= self._small else None
             self._copies[id(value)] = value, (value._version, old)
         elif not isinstance(value, (*_SIMPLE, np.ndarray)):
             self._look(value, depth + 1)
@@ -141,7 +146,9 @@ class Memory:
 
     def _differs(self, value: Any, old: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return bool(value._version != old[0])
+            if value._version != old[0] or old[1] is None or value.is_meta:
+                return bool(value._version != old[0])
+            return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
         if isinstance(value, np.ndarray):
             return value.tobytes() != old.tobytes()
         if isinstance(old, int):
@@ -159,6 +166,8 @@ class Memory:
         for holder, name, value in self._places:
             holder[name] = value
         for value, old in self._copies.values():
+            if not self._differs(value, old):
+                continue
             if isinstance(value, torch.Tensor):
                 if old[1] is not None:
                     value.detach().copy_(old[1])
