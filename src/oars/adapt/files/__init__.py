@@ -72,7 +72,9 @@ def promote() -> None:
     """
     if _own is None or not overlaid():
         return
-    folder = os.getcwd()
+    folder = None
+    with contextlib.suppress(OSError):  # this rank has removed it
+        folder = os.getcwd()
     with library.alone():  # no thread and no loader worker changes files meanwhile
         try:
             library.speak()
@@ -85,8 +87,9 @@ def promote() -> None:
             text = f"{error.strerror} (what this rank has written is kept in {_own.tree})"
             raise OSError(error.errno, text, error.filename) from error
         _own.keep(False)
-        with contextlib.suppress(OSError):  # this rank has removed it: it stays nowhere
-            os.chdir(folder)
+        if folder is not None:
+            with contextlib.suppress(OSError):  # it stays nowhere
+                os.chdir(folder)
         if library.has_children():  # they may have files open in the mirror, until they hear of this
             change.catch_up()
         else:  # SQLite looks for its files under the names it was given

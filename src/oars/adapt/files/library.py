@@ -83,6 +83,8 @@ def begin(config: str) -> None:
         raise SystemExit("oars: the file library is not loaded: something between oars and its ranks removes LD_PRELOAD"
                          " from the environment (a launcher's wrapper?), or this Python is statically linked")
     _check(_calls().oars_files_begin(os.fsencode(config)), config)
+    # a fork waits for a promotion: here without the interpreter's lock, which the promotion needs
+    os.register_at_fork(before=ctypes.CDLL(None).oars_files_pass)
     others = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path != PATH]
     os.environ.pop("LD_PRELOAD", None)  # children get it all the same
     if others:

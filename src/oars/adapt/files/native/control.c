@@ -128,6 +128,7 @@ EXPORT void oars_files_plain(int more) { plain_mode += more; }
 EXPORT long oars_files_changes(void) { return changes_made; }
 EXPORT int oars_files_alone(double seconds) { return gate_alone(seconds); }
 EXPORT void oars_files_open(void) { gate_open(); }
+EXPORT void oars_files_pass(void) { gate_pass(); }
 
 /* The canonical name of a path and the real place that stands for it (BIG bytes each); its state, or -errno. */
 EXPORT int oars_files_find(const char *path, int follow, char *where, char *target)

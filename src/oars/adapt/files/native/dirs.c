@@ -14,6 +14,14 @@ struct listing { struct listing *next; DIR *dir; struct names names; size_t at; 
 static struct listing *listings;
 static lock listings_lock;
 
+void listings_look(int begin)
+{
+  if (begin)
+    lock_take(&listings_lock);
+  else
+    lock_drop(&listings_lock);
+}
+
 static struct listing *listing_of(DIR *dir)
 {
   if (!listings) return NULL;

@@ -67,6 +67,7 @@ void *arena(size_t bytes); /* memory that is never given back */
 struct work *work_begin(void);
 void work_end(struct work *work);
 void work_forked(void);
+void arena_look(int begin); /* around a fork */
 typedef struct { uint64_t before; } signals;
 signals signals_off(void);
 void signals_back(signals kept);
@@ -118,7 +119,7 @@ void news(void); /* take in what others have written down */
 void look_at_program(const char *path); /* before it is started */
 
 /* ---- gate.c ---- */
-extern int gate_fd, turn_fd;
+extern int gate_fd, order_fd, turn_fd;
 extern volatile int children;
 void expect_children(void);
 int gate_enter(signals *kept); /* before a change; waits for a promotion */
@@ -130,6 +131,7 @@ void turn_noted(signals *kept); /* between the two */
 void turn_end(void);
 void turns_of_others_end(double seconds);
 void tables_look(int begin); /* around what reads the tables */
+void gate_pass(void);
 const struct entry *entry_kept_as(const char *name);
 const struct entry *entry_numbered(ino_t inode);
 void born_of_a_rank(void);
@@ -151,6 +153,7 @@ int find(struct work *w, struct place *p, const char *path, int follow);
 int settled(struct work *w, struct place *p, const char *path, int follow, struct stat *st); /* 1: there, 0: not */
 void forget_ways(void); /* what a folder's name leads to may have changed */
 int descriptor_where(int fd, char *out);
+int where_it_was(char *path, const char *proc);
 void script_name(char *path); /* the script's name for a real path */
 int parent_of(const char *path, char *out);
 
@@ -235,10 +238,13 @@ long do_times(int dirfd, const char *path, const struct timespec *times, int fla
 /* ---- syscall.c ---- */
 long do_call(long number, long a, long b, long c, long d, long e, long f);
 
-/* ---- dirs.c, process.c ---- */
+/* ---- dirs.c, process.c, programs.c ---- */
+void listings_look(int begin); /* around a fork */
+void shells_look(int begin);
 long do_getcwd(char *out, size_t room);
 int do_chdir(const char *path);
 int do_execve(int dirfd, const char *path, char *const argv[], char *const envp[], int flags);
+long do_flock(int fd, int how);
 long do_close_range(unsigned first, unsigned last, unsigned flags);
 void *libc_function(const char *name);
 const char *stands_for(struct work *w, int dirfd, const char *path);

@@ -3,8 +3,9 @@
  *
  * Where the mirror's file became real by a hard link it is the same inode, and there is nothing to do. Where it was
  * copied, descriptors are replaced by ones of the real file with the same flags and offset, and shared mappings are
- * laid anew over the same addresses. Such a file keeps the number by which the process knows it: SQLite takes a database
- * whose number has changed for another file. Files without a name any more are left as they are.
+ * laid anew over the same addresses. The working folder moves too. Such a file keeps the number by which the process
+ * knows it: SQLite takes a database whose number has changed for another file. Files without a name any more are left as
+ * they are.
  */
 #include "files.h"
 #include <sys/mman.h>
@@ -195,5 +196,8 @@ void held_follow(void)
   struct work *w = work_begin();
   follow_mappings(); /* first: the descriptors may be the only ones that are still at the old place */
   follow_descriptors(w);
+  if (sys_readlink("/proc/self/cwd", w->first, BIG) >= 0 && !strncmp(w->first, config.tree, config.tree_length) &&
+      w->first[config.tree_length] == '/')
+    raw(SYS_chdir, (long)(w->first + config.tree_length), 0, 0, 0, 0, 0);
   work_end(w);
 }

@@ -116,10 +116,7 @@ static int list_add(struct list *l, const char *path, const char *name)
   }
   char *at = l->data + l->used;
   strcpy(at, path);
-  if (*name) {
-    strcat(at, "/");
-    strcat(at, name);
-  }
+  if (*name) strcat(strcat(at, "/"), name);
   l->used += strlen(at) + 1;
   return 0;
 }
@@ -195,11 +192,10 @@ static int forget(struct work *w, const char *where, int was_folder)
       strcpy(path, folders.data + at);
       at += strlen(path) + 1;
       struct names names = {0};
-      struct place *q = &w->b;
-      q->state = PURE;
-      q->where[0] = 0;
-      strcpy(q->target, path);
-      names_in(q, &names);
+      w->b.state = PURE;
+      w->b.where[0] = 0;
+      strcpy(w->b.target, path);
+      names_in(&w->b, &names);
       size_t i = 0;
       for (struct name *n; (n = name_at(&names, &i));)
         if (n->type == DT_DIR) list_add(&folders, path, n->text);

@@ -20,8 +20,15 @@ long do_getcwd(char *out, size_t room)
   if (!active() || config.side == VOICE) return raw(SYS_getcwd, (long)out, (long)room, 0, 0, 0, 0);
   struct work *w = work_begin();
   long result = raw(SYS_getcwd, (long)w->first, BIG, 0, 0, 0, 0);
+  int gone = result == -ENOENT; /* the voice may have removed it, or this rank */
+  if (gone) result = sys_readlink("/proc/self/cwd", w->first, BIG);
   if (result >= 0) {
     script_name(w->first);
+    if (where_it_was(w->first, "/proc/self/cwd") < 0 ||
+        (gone && (find(w, &w->a, w->first, 0) < 0 || w->a.state == ABSENT)))
+      result = -ENOENT;
+  }
+  if (result >= 0) {
     result = (long)strlen(w->first) + 1;
     if ((size_t)result > room)
       result = -ERANGE;
@@ -92,8 +99,9 @@ const char *stands_for(struct work *w, int dirfd, const char *path)
   struct stat st;
   LOOK(result, w, &w->a, w->first, 1, sys_stat(w->a.target, &st, 0));
   if (result < 0 && result != -ENOENT) return NULL;
-  if (result == -ENOENT) {
-    if (find(w, &w->a, w->first, 1) < 0 || w->a.state != ABSENT) return NULL;
+  if (result == -ENOENT) { /* at the path itself there may be something of the voice's by now */
+    int found = find(w, &w->a, w->first, 1);
+    if (found >= 0 && (w->a.state == LOWER || w->a.state == THROUGH)) return NULL;
     strcpy(w->a.target, config.root);
     return strcat(w->a.target, "/absent");
   }
@@ -148,7 +156,11 @@ EXPORT int inotify_add_watch(int fd, const char *path, uint32_t mask)
 EXPORT void *dlopen(const char *path, int flags)
 {
   if (!path || !active() || !strchr(path, '/') || strchr(path, '$')) return LIBC(dlopen)(path, flags);
-  void *result = STANDING(void *, path, LIBC(dlopen)(for_it, flags));
+  struct stat st; /* where there is really nothing, the path itself: an error names it */
+  void *result = STANDING(void *, path, ({
+    int nothing = sys_stat(for_it, &st, 0) < 0 && sys_stat(path, &st, 0) < 0;
+    LIBC(dlopen)(nothing ? path : for_it, flags);
+  }));
   trap_look();
   return result;
 }
@@ -211,7 +223,7 @@ EXPORT int getsockname(int fd, struct sockaddr *address, socklen_t *length)
   socklen_t room = length ? *length : 0;
   int result = LIBC(getsockname)(fd, address, length);
   struct stat st;
-  if (result < 0 || config.side != OWN || address->sa_family != AF_UNIX || raw(SYS_fstat, fd, (long)&st, 0, 0, 0, 0) < 0)
+  if (result < 0 || config.side == OFF || address->sa_family != AF_UNIX || raw(SYS_fstat, fd, (long)&st, 0, 0, 0, 0) < 0)
     return result;
   for (unsigned i = 0; i < 128 && i < bound_count; i++)
     if (bound[i].inode == st.st_ino) {
@@ -260,6 +272,24 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 }
 
 /* ---- descriptors ---- */
+
+/* A file that this rank only reads is the same file on every rank, and a lock on it would keep ranks from each other: in
+ * this rank's view nobody else has it. Those in the mirror, and those that are the same for all, are locked. */
+long do_flock(int fd, int how)
+{
+  if (active() && config.side == OWN) {
+    struct work *w = work_begin();
+    char link[40], *path = w->first;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    int only_read = sys_readlink(link, path, BIG) > 0 && *path == '/' && strncmp(path, "/memfd:", 7) &&
+                    strncmp(path, config.tree, config.tree_length) &&
+                    (!is_through(path) || !strncmp(path, config.kept, config.kept_length));
+    work_end(w);
+    if (only_read) return 0;
+  }
+  return raw(SYS_flock, fd, how, 0, 0, 0, 0);
+}
+EXPORT int flock(int fd, int how) { return (int)border(do_flock(fd, how)); }
 
 EXPORT int close(int fd)
 {

@@ -191,6 +191,14 @@ EXPORT int posix_spawn_file_actions_addchdir_np(posix_spawn_file_actions_t *acti
 static lock shells_lock;
 static int shells;
 
+void shells_look(int begin)
+{
+  if (begin)
+    lock_take(&shells_lock);
+  else
+    lock_drop(&shells_lock);
+}
+
 static void for_shells(int more)
 {
   if (!active()) return;

@@ -256,6 +256,14 @@ void *arena(size_t bytes)
   return result;
 }
 
+void arena_look(int begin)
+{
+  if (begin)
+    lock_take(&arena_lock);
+  else
+    lock_drop(&arena_lock);
+}
+
 /* Buffers of an operation: too large for the stack of a signal handler or of a small thread. */
 static struct work *volatile works[64];
 static volatile uint64_t taken;
@@ -322,10 +330,11 @@ void lock_take(lock *l)
 
 int lock_try(lock *l, double seconds)
 {
+  if (!__sync_lock_test_and_set(&l->held, 1)) return 1;
   double until = seconds_now() + seconds;
   while (__sync_lock_test_and_set(&l->held, 1)) {
     if (seconds_now() > until) return 0;
-    nap(500);
+    nap(20);
   }
   return 1;
 }

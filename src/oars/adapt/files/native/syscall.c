@@ -46,6 +46,7 @@ long do_call(long number, long a, long b, long c, long d, long e, long f)
   case SYS_getcwd: return do_getcwd((char *)a, (size_t)b);
   case SYS_execve: return do_execve(AT_FDCWD, (const char *)a, (char *const *)b, (char *const *)c, 0);
   case SYS_execveat: return do_execve((int)a, (const char *)b, (char *const *)c, (char *const *)d, (int)e);
+  case SYS_flock: return do_flock((int)a, (int)b);
   case SYS_close:
     if (descriptor_is_ours((int)a)) return 0;
     break;

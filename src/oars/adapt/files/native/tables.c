@@ -372,16 +372,21 @@ int log_voice(int speaking)
 int tables_open(enum side side)
 {
   int result = log_open(&ledger, config.shared, "/ledger");
-  struct log gate;
+  struct log gate, order; /* the locks are in gate.c */
+  char name[80] = "/order-"; /* once this rank is the voice its processes go on with the one in root */
   if (result >= 0) result = log_open(&gate, config.shared, "/gate");
   if (result < 0) return result;
-  turn_fd = gate.fd; /* of all processes of the voices: the locks are in gate.c */
+  turn_fd = gate.fd; /* of all processes of the voices */
   if (side == OWN) {
     result = log_open(&journal, config.root, "/journal");
     if (result >= 0) result = log_open(&gate, config.root, "/gate");
     if (result < 0) return result;
     gate_fd = gate.fd;
   }
+  strcat(name, config.token);
+  result = log_open(&order, side == OWN ? config.root : config.shared, name);
+  if (result < 0) return result;
+  order_fd = order.fd;
   return 0;
 }
 
@@ -423,13 +428,14 @@ const struct entry *entry_kept_as(const char *name)
 
 int descriptor_is_ours(int fd)
 {
-  return fd >= 0 && config.side != OFF && (fd == ledger.fd || fd == journal.fd || fd == gate_fd || fd == turn_fd);
+  return fd >= 0 && config.side != OFF && (fd == ledger.fd || fd == journal.fd || fd == gate_fd || fd == order_fd ||
+                                             fd == turn_fd);
 }
 
 void descriptor_moves(int fd)
 {
-  int *each[] = {&ledger.fd, &journal.fd, &gate_fd, &turn_fd};
-  for (int i = 0; i < 4; i++)
+  int *each[] = {&ledger.fd, &journal.fd, &gate_fd, &order_fd, &turn_fd};
+  for (int i = 0; i < 5; i++)
     if (*each[i] == fd) *each[i] = (int)raw(SYS_fcntl, fd, F_DUPFD_CLOEXEC, fd + 1, 0, 0, 0);
 }
 

@@ -117,7 +117,7 @@ void script_name(char *path)
 
 /* A folder that this process has open, or is in, and that the voice has removed or moved since: by its number, which the
  * voice wrote down with it. ``path``: where it is now; it becomes where it was. */
-static int where_it_was(char *path, const char *proc)
+int where_it_was(char *path, const char *proc)
 {
   size_t length = strlen(path);
   int gone = length > 10 && !strcmp(path + length - 10, " (deleted)"), result = -EOPNOTSUPP;

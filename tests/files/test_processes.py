@@ -1,0 +1,160 @@
+"""Clause 6 for what a process does besides opening files: where it is, forks, threads, sockets, programs, locks.
+
+Scripts run under plain Python and on ranks, as in ``test_files.py``; some on one rank alone, which becomes the voice.
+"""
+# ruff: noqa: E501  (the scripts read best one act per line)
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from on_ranks import compare, ended, start
+
+WATCHED = "import faulthandler; faulthandler.dump_traceback_later(30, exit=True)\n"
+
+CASES = {
+    "what_the_voice_has_just_made": """
+        import ctypes, os, shutil, socket, subprocess
+        def connect():
+            with socket.socket(socket.AF_UNIX) as s: return s.connect("d/sock")
+        def look():
+            for act in (connect, lambda: subprocess.run(["d/prog"], capture_output=True, text=True).stdout, lambda: os.posix_spawn("d/prog", ["d/prog"], {}) > 0,
+                        lambda: os.statvfs("d/prog").f_bsize > 0, lambda: bool(ctypes.CDLL("d/lib.so"))):
+                try: print(act())
+                except OSError as e: print(type(e).__name__, e.errno)
+        lag("others", 0.7); look(); os.mkdir("d"); look()
+        s = socket.socket(socket.AF_UNIX); s.bind("d/sock"); s.listen()
+        with open("d/prog", "w") as f: f.write("#!/bin/sh\\ntrue\\n")
+        os.chmod("d/prog", 0o755); import _ctypes; shutil.copy(_ctypes.__file__, "d/lib.so") if hasattr(_ctypes, "__file__") else None
+        look(); lag("voice", 1)
+        try: ctypes.CDLL("no/where.so")
+        except OSError as e: print(e)
+        os.remove("d/sock")
+    """,
+    "where_it_is_when_the_voice_moves_or_removes_the_folder": """
+        import os
+        os.chdir("old/deep"); lag("others", 0.4); print(os.getcwd(), os.path.abspath("x")); os.chdir("../.."); os.rename("old", "moved")
+        os.chdir("empty"); lag("others", 0.4); print(os.getcwd(), os.path.abspath("x")); os.chdir(".."); os.rmdir("empty"); print(os.getcwd())
+        os.mkdir("d"); os.chdir("d"); os.rmdir("../d")
+        try: print(os.getcwd())
+        except OSError as e: print(e)
+    """,
+    "locks": """
+        import fcntl
+        f = open("old.txt"); print(fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)); lag("others"); lag("voice", 0.5)
+        print(fcntl.flock(open("old"+"/a.txt"), fcntl.LOCK_SH)); g, h = open("mine", "w"), open("mine")
+        print(fcntl.flock(g, fcntl.LOCK_EX))
+        try: fcntl.flock(h, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e: print(e)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_does_what_one_process_would(name: str, tmp_path: Path) -> None:
+    compare(tmp_path, CASES[name], ranks=2)
+
+
+def alone(tmp_path: Path, body: str) -> list[str]:
+    """What rank 1 of 2 prints whose voice is not there."""
+    work, script = tmp_path / "work", tmp_path / "script.py"
+    work.mkdir()
+    script.write_text(WATCHED + "import os\nfrom oars.adapt import files\nfrom oars.adapt.files import library\n" + textwrap.dedent(body))
+    return ended(start(1, 2, work, script, tmp_path / "shared")).splitlines()
+
+
+@pytest.mark.parametrize("act", [
+    "ctypes.PyDLL(None).open(b'x', os.O_WRONLY | os.O_CREAT, 0o644)",  # as C code does that keeps the interpreter's lock
+    "os.fork() or os._exit(0)",
+    "subprocess.run(['true'], preexec_fn=int)",
+    "subprocess.run(['true'], extra_groups=[] if os.geteuid() == 0 else None)",  # a fork of which Python tells nobody
+])
+def test_a_promotion_goes_on_while_a_thread_waits_for_it(act: str, tmp_path: Path) -> None:
+    body = f"""
+        import ctypes, subprocess, threading, time
+        done = []
+        def act():
+            started.wait(); {act}
+            done.append(time.monotonic())
+        started = threading.Event(); thread = threading.Thread(target=act); thread.start()
+        with library.alone():
+            started.set(); time.sleep(0.5)
+            for _ in range(20): os.stat("/"); time.sleep(0.01)
+            until = time.monotonic()
+        thread.join(); print(done[0] > until)
+        files.promote(); print(sorted(os.listdir(".")) == (["x"] if "PyDLL" in {act!r} else []))
+    """
+    assert alone(tmp_path, body) == ["True", "True"]
+
+
+def test_a_loader_worker_goes_on_in_the_real_folder(tmp_path: Path) -> None:
+    body = """
+        os.makedirs("outputs/1"); os.chdir("outputs/1"); (r, w), pid = os.pipe(), os.fork()
+        if pid == 0:
+            os.read(r, 1); os.path.exists("/tmp"); print(os.getcwd() == os.readlink("/proc/self/cwd"), os.path.exists("after"), flush=True)
+            with open("by_worker", "w") as f: f.write("x")
+            os._exit(0)
+        files.promote(); open("after", "w").close(); os.write(w, b"x"); os.waitpid(pid, 0); print(sorted(os.listdir(".")))
+    """
+    assert alone(tmp_path, body) == ["True True", "['after', 'by_worker']"]
+    assert (tmp_path / "work" / "outputs" / "1" / "by_worker").read_text() == "x"
+
+
+def test_a_rank_whose_folder_is_gone_can_become_the_voice(tmp_path: Path) -> None:
+    body = """
+        os.mkdir("d"); os.chdir("d"); open("../x", "w").close(); os.rmdir("../d"); files.promote(); print(os.listdir(".."))
+    """
+    alone(tmp_path, body)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["x"]
+
+
+def test_a_socket_keeps_its_name_when_its_rank_becomes_the_voice(tmp_path: Path) -> None:
+    body = """
+        import socket
+        s = socket.socket(socket.AF_UNIX); s.bind("s"); print(s.getsockname()); files.promote(); print(s.getsockname())
+    """
+    assert alone(tmp_path, body) == ["s", "s"]
+
+
+def test_a_child_that_is_forked_while_threads_use_files_goes_on(tmp_path: Path) -> None:
+    body = """
+        import threading, time
+        os.mkdir("d"); held = [os.scandir("d") for _ in range(300)]; stop = []
+        def lists():
+            while not stop: os.listdir("d")
+        threads = [threading.Thread(target=lists) for _ in range(3)]
+        for thread in threads: thread.start()
+        until, forks = time.time() + 2, 0
+        while time.time() < until:
+            if (pid := os.fork()) == 0: os.listdir("d"); os._exit(0)
+            asked = time.time()
+            while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                if time.time() > asked + 10: print("a child hangs"); os.kill(pid, 9); os.waitpid(pid, 0); until = 0; break
+                time.sleep(0.0005)
+            forks += 1
+        stop.append(1); print(forks > 0)
+    """
+    assert alone(tmp_path, body) == ["True"]
+
+
+def test_no_line_is_lost_when_processes_of_a_rank_first_change_a_file_at_the_same_moment(tmp_path: Path) -> None:
+    body = """
+        import os, time
+        for i in range(40):
+            go, workers = time.time() + 0.03, []
+            for k in range(2):
+                if (pid := os.fork()) == 0:
+                    while time.time() < go: pass
+                    fd = os.open(f"log{i}", os.O_WRONLY | os.O_APPEND); time.sleep(0.01); os.write(fd, b"line\\n"); os._exit(0)
+                workers.append(pid)
+            for pid in workers: os.waitpid(pid, 0)
+        print([os.path.getsize(f"log{i}") for i in range(40)])
+    """
+
+    def logs(folder: Path) -> None:
+        for i in range(40):
+            (folder / f"log{i}").write_bytes(b"x" * 300000)
+
+    compare(tmp_path, body, ranks=2, prepared=logs)
