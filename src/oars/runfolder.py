@@ -75,6 +75,7 @@ DOCTOR = "doctor.json"  # what was found out about the nodes
 BOARD = "board"  # which collective each rank is in
 FILES = "files"  # what the ranks' views of files need
 SNAPSHOTS = "snapshots"
+MADE = "made"  # in SNAPSHOTS: the paths of what the run has made
 STAGE = "stage"  # the run folder of the job that copies the environment to the hosts
 REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"
 GROW, GROWING, GROWN = "grow-now", "growing", "grown"

@@ -111,10 +111,12 @@ def test_files_that_are_open_at_the_end_are_written(tmp_path):
         table = csv.writer(open('table.csv', 'w'))
         packed, pages = gzip.open('log.gz', 'wt'), zipfile.ZipFile('pages.zip', 'w')
         class Last:
-            me = None
+            def __init__(self, name):
+                self.name = name
             def __del__(self):
-                print('last')
-        alone, ring = Last(), Last()
+                print(self.name)
+        alone, ring, held = Last('alone'), Last('ring'), [Last('list')]
+        held.append(held)
         ring.me, ring.file = ring, open('ring.txt', 'w')
         for file in (log, packed, ring.file):
             file.write('kept')
@@ -132,7 +134,7 @@ def test_files_that_are_open_at_the_end_are_written(tmp_path):
         assert [(tmp_path / name).read_text() for name in ("log.txt", "ring.txt", "table.csv")] == [
             "kept", "kept", "1,2\n"]
         if not args:
-            assert run.stdout == "last\n" and zipfile.ZipFile(tmp_path / "pages.zip").read("page") == b"kept"
+            assert run.stdout == "ring\nalone\nlist\n" and zipfile.ZipFile(tmp_path / "pages.zip").read("page") == b"kept"
             assert gzip.open(tmp_path / "log.gz").read() == b"kept"
         for path in tmp_path.glob("*.[tcgz]*"):
             path.unlink()

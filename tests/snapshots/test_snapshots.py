@@ -243,3 +243,18 @@ def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(tmp_path, args, says
     done = oars(tmp_path, *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == f"oars: {says}"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_was_made_behind_the_snapshot_is_not_there_yet(tmp_path, n):
+    whole, folder = stand(tmp_path / "whole"), stand(tmp_path / "cut")
+    for each in (whole, folder):
+        (each / "log.txt").write_text("from before\n")
+    printed = "\n".join([*python(whole, "later.py"), ""])
+    done = oars(folder, "run", "-n", str(n), "--name", "r", "--snapshot", "6steps", "later.py", KILL="11")
+    assert done.returncode != 0 and (folder / "last.pt").exists() and snaps(folder) == [6], told(done)
+    rest = oars(folder, "resume", "r")
+    assert rest.returncode == 0 and snaps(folder) == [], told(rest)
+    assert printed.endswith(rest.stdout) and rest.stdout.startswith("1 nothing made yet\n"), told(rest)
+    for name in ("made/best.txt", "log.txt"):
+        assert (folder / name).read_text() == (whole / name).read_text(), name

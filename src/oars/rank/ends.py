@@ -173,6 +173,8 @@ def _let_go() -> None:
     """What the script holds at its end goes as at Python's: files that are open are written, ``__del__`` runs."""
     _flush([sys.stdout, sys.stderr])
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if gc.isenabled():
+        gc.collect()
     names = sys.modules["__main__"].__dict__
     here = sys._getframe()
     frames = [frame for frame in sys._current_frames().values() if frame is not here]
@@ -180,6 +182,7 @@ def _let_go() -> None:
         for name in sorted(names, key=lambda name: not name.startswith("_")):
             if name != "__builtins__":
                 names[name] = None
+    gc.collect()
     _flush([each for each in gc.get_objects() if type(each) in _BUFFERED])  # what else holds some: cycles, modules
     _flush([sys.stdout, sys.stderr])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 from oars import runfolder
+from oars.adapt.files import library
+from oars.adapt.replay.made import note
 from oars.watch.tb import update_quietly
 
 
@@ -28,4 +31,7 @@ def clear_marks(folder: Path) -> None:
     for name in os.listdir(folder):
         if runfolder.MARKS.match(name):
             os.unlink(folder / name)
-    shutil.rmtree(folder / runfolder.FILES, ignore_errors=True)
+    views = folder / runfolder.FILES
+    with contextlib.suppress(FileNotFoundError):  # one rank has none
+        note(folder, *library.made(str(views)))
+    shutil.rmtree(views, ignore_errors=True)

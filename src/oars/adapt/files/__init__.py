@@ -107,9 +107,9 @@ def overlay() -> Own:
     return _own
 
 
-def made() -> tuple[set[str], set[str]]:
-    """What the run has made so far, and the files that it appends to."""
-    return library.made(_shared) if _shared else (set(), set())
+def made() -> tuple[set[str], dict[str, int]]:
+    """What the run has made so far; the files that it appends to, and how long they were before."""
+    return library.made(_shared) if _shared else (set(), {})
 
 
 def changes() -> int:

@@ -173,14 +173,14 @@ def alone(seconds: float = 10) -> Iterator[None]:
 
 
 def lines(path: str) -> Iterator[tuple[str, str, str]]:
-    """Tag, name of the kept original and path of every whole line of a log."""
+    """Tag, name of the kept original (or length) and path of every whole line of a log."""
     with plain(), open(path, "rb") as log:
         data = log.read()
     for line in data.split(b"\n"):
         if line.endswith(b";"):
             tag, _, rest = line[:-1].partition(b" ")
             kept = b""
-            if tag in (b"f", b"d", b"l"):
+            if tag in (b"f", b"d", b"l", b"a"):
                 kept, _, rest = rest.partition(b" ")
             yield tag.decode(), os.fsdecode(kept), os.fsdecode(urllib.parse.unquote_to_bytes(rest))
 
@@ -194,13 +194,15 @@ def before(shared: str) -> dict[str, str | None]:
     return found
 
 
-def made(shared: str) -> tuple[set[str], set[str]]:
-    """What the run has made that was not there before, and the files that it appends to."""
+def made(shared: str) -> tuple[set[str], dict[str, int]]:
+    """What the run has made that was not there before; the files that it appends to, and how long they were before."""
     made: set[str] = set()
-    appended: set[str] = set()
-    for tag, _, path in lines(shared + "/ledger"):
-        if tag in "-a":
-            (made if tag == "-" else appended).add(path)
+    appended: dict[str, int] = {}
+    for tag, length, path in lines(shared + "/ledger"):
+        if tag == "-":
+            made.add(path)
+        elif tag == "a":
+            appended.setdefault(path, int(length))
     return made, appended
 
 

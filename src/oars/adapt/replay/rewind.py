@@ -3,15 +3,17 @@
 It has printed and written all of it already. So while playing, output goes nowhere, and files go to an overlay
 (``oars.adapt.files``) on every rank, the voice's too; files that the run itself has made are hidden, so that a script
 that looks for its own checkpoint finds what it found the first time. At the snapshot's place the overlay is thrown
-away: the files are those on disk. A file that the script has open for writing goes on at the length it had then; one
-that it only ever appends to is cut back to that length. What is cut off is kept in ``snapshots/cut`` of the run folder.
+away: the files are those on disk, but for what the run has made since, which is set aside. A file that the script has
+open for writing goes on at the length it had then; one that it only ever appends to is cut back to that length. What is
+cut off or set aside is kept in ``snapshots/cut`` of the run folder.
 
 For this a snapshot says what files the run has made, which it appended to (the library below Python knows; ``seams.py``
-on one rank), and which are open, how long.
+on one rank), and which are open, how long; and ``made.py`` what it made and appended to at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import io
@@ -28,6 +30,7 @@ from oars.adapt.files import library, promotion
 from oars.adapt.files.copying import copy_file
 from oars.adapt.files.own import Own
 from oars.adapt.replay import seams
+from oars.adapt.replay.made import noted
 
 _ours: tuple[str, ...] = ()
 _hushed: list[tuple[int, int]] = []
@@ -41,14 +44,14 @@ def watch(folder: Path) -> None:
     global _ours
     _ours = (str(folder.resolve()) + "/", "/dev/", "/proc/", "/sys/")
     if not library.loaded():
-        seams.watch(_ours)
+        seams.watch(_ours, folder.resolve())
 
 
 def standing() -> dict[str, Any]:
     """For a snapshot: what the run has made, and how long its files are that are appended to or open. Flushes them."""
     flush()
     made_by_library, appended_by_library = files.made()
-    lengths = {path: _length(path) for path in seams.appended | appended_by_library}
+    lengths = {path: _length(path) for path in seams.appended.union(appended_by_library)}
     opened = {}
     for fd, path in _writing():
         if not path.startswith(_ours) and stat.S_ISREG(os.fstat(fd).st_mode):
@@ -96,7 +99,8 @@ def _length(path: str) -> int | None:
 
 def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
     """Hush the output and let no file be touched. ``told`` is what ``standing`` said then."""
-    seams.made.update(told["made"])
+    every = noted(folder)[0].union(told["made"])
+    seams.made.update(every)
     seams.appended.update(told["appended"])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
@@ -104,7 +108,7 @@ def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
         os.dup2(nowhere, fd)
     os.close(nowhere)
     files.install(rank, False, folder / runfolder.FILES, same_for_all=(folder,))
-    for path in told["made"]:
+    for path in every:
         if os.path.lexists(path):
             folder = os.path.realpath(os.path.dirname(path)).rstrip("/")
             library.mark(f"{folder}/{os.path.basename(path)}", library.GONE)
@@ -145,7 +149,10 @@ def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
     overlay = files.overlay()
     with library.alone():  # no thread and no loader worker changes files meanwhile
         if voice:
-            for path, length in told["appended"].items():
+            made, appended = noted(folder)
+            for path in sorted(made.difference(told["made"]), reverse=True):  # what is in a folder before the folder
+                _set_aside(path, folder)
+            for path, length in {**appended, **told["appended"]}.items():
                 if path not in told["opened"]:
                     _cut(path, length, folder)
             for fd, path in _writing():
@@ -208,8 +215,7 @@ def _cut(path: str, length: int, folder: Path) -> None:
     now = _length(path)
     if now is None or now <= length:
         return
-    kept = folder / runfolder.SNAPSHOTS / "cut" / path.lstrip("/").replace("/", "%")
-    os.makedirs(kept.parent, exist_ok=True)
+    kept = _kept(path, folder)
     with open(path, "rb") as source, open(kept, "ab") as target:
         source.seek(length)
         shutil.copyfileobj(source, target)
@@ -217,3 +223,19 @@ def _cut(path: str, length: int, folder: Path) -> None:
         os.fsync(target.fileno())
     os.truncate(path, length)
 
+
+
+def _set_aside(path: str, folder: Path) -> None:
+    """A file that the run has made since: it is not there yet. Folders go if nothing else is in them."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+    elif os.path.lexists(path):
+        shutil.move(path, _kept(path, folder))
+
+
+def _kept(path: str, folder: Path) -> Path:
+    """Where to keep what is taken from a file."""
+    kept = folder / runfolder.SNAPSHOTS / "cut" / path.lstrip("/")
+    os.makedirs(kept.parent, exist_ok=True)
+    return kept

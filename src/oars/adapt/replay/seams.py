@@ -12,8 +12,11 @@ import functools
 import io
 import os
 import sys
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+from oars.adapt.replay.made import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +24,15 @@ if TYPE_CHECKING:
 made: set[str] = set()  # files and folders that were not there before the run
 appended: set[str] = set()
 _ours: tuple[str, ...] = ()
+_folder = Path()  # of the run
 _watching = False
 _MAKING = frozenset("wxa")
 
 
-def watch(ours: tuple[str, ...]) -> None:
+def watch(ours: tuple[str, ...], folder: Path) -> None:
     """From here on, note which files are made and which are appended to."""
-    global _ours, _watching
-    _ours = ours
+    global _ours, _folder, _watching
+    _ours, _folder = ours, folder
     if _watching:
         return
     _watching = True
@@ -76,12 +80,15 @@ def _opened(path: Any, flags: int) -> None:
         return
     try:
         where = os.path.abspath(os.fsdecode(path))
-        if where.startswith(_ours) or where in made and not flags & os.O_APPEND:
+        if where.startswith(_ours) or where in made and (where in appended or not flags & os.O_APPEND):
             return
-        if flags & os.O_APPEND:
+        new = not os.path.lexists(where)
+        if flags & os.O_APPEND and where not in appended:
             appended.add(where)
-        if flags & os.O_CREAT and not os.path.lexists(where):
+            note(_folder, (), {where: 0 if new else os.path.getsize(where)})
+        if flags & os.O_CREAT and new and where not in made:
             made.add(where)
+            note(_folder, [where])
     except (TypeError, ValueError, OSError):
         pass
 

@@ -8,7 +8,7 @@
  * counts as not written: the change that it announces had not begun.
  *
  *   ledger:   - PATH        nothing was there              ! TOKEN   another rank speaks from here on
- *             a PATH        the run appends to this file
+ *             a LENGTH PATH   the run appends to this file, which was as long before
  *             f KEPT PATH   a file, kept as kept/KEPT      (d a folder, l a symbolic link)
  *   journal:  H PATH, N PATH, G PATH   a file or link of ours, a folder of ours, removed      F PATH   none of these
  *             V                        this rank has become the voice
@@ -251,7 +251,7 @@ static void take_in(struct log *l, char *line)
   line[length - 1] = 0;
   char tag = line[0], *path = line + 2, *kept = NULL;
   if (length < 3) path = line + 1;
-  if (l == &ledger && strchr("fdl", tag)) {
+  if (l == &ledger && strchr("afdl", tag)) {
     kept = path;
     path = strchr(path, ' ');
     if (!path) return;
@@ -322,7 +322,7 @@ int note_before(unsigned char what, const char *kept, const char *path)
   lock_take(&table_lock);
   struct entry *e = entry_made(path);
   if (what == 'a' && !e->appended) {
-    result = append(&ledger, what, NULL, path);
+    result = append(&ledger, what, kept, path);
     e->appended = 1;
   } else if (what != 'a' && !e->before) {
     result = append(&ledger, what, kept, path);

@@ -160,8 +160,13 @@ void voice_writing(struct work *w, const char *path, int empty, int create, int 
   if (!found) return;
   char *where = w->text[0];
   strcpy(where, found);
-  if (append && (create || lookup(where, &was))) note_before('a', NULL, where);
-  if (!lookup(where, &was)) {
+  int there = lookup(where, &was);
+  if (append && (create || there)) {
+    char length[24];
+    decimal(length, there ? (unsigned long)was.st_size : 0);
+    note_before('a', length, where);
+  }
+  if (!there) {
     if (create) note_before('-', NULL, where);
     return;
   }

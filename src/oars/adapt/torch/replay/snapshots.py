@@ -310,6 +310,8 @@ class Snapshots:
             else:
                 _restore_private(header["private"])
                 rewind.end(voice, record.folder, header["files"])
+                if ctx.world is not None:  # nobody looks at files before the voice has put them back
+                    ctx.world.broadcast(lambda: None)
             tape.played_to()
             streams.begin()
         finally:
