@@ -110,8 +110,8 @@ def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
     files.install(rank, False, folder / runfolder.FILES, same_for_all=(folder,))
     for path in every:
         if os.path.lexists(path):
-            folder = os.path.realpath(os.path.dirname(path)).rstrip("/")
-            library.mark(f"{folder}/{os.path.basename(path)}", library.GONE)
+            above = os.path.realpath(os.path.dirname(path)).rstrip("/")
+            library.mark(f"{above}/{os.path.basename(path)}", library.GONE)
 
 
 def speak() -> None:
