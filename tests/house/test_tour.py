@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -26,6 +27,20 @@ def test_every_stop_is_a_function_in_the_file_it_names():
         for part in name.removeprefix(f"{module}.").split("."):
             found = getattr(found, part)
         assert callable(found), name
+
+
+def test_every_name_in_the_text_of_a_stop_is_defined():
+    """Names of functions, classes and attributes, ``_redo_backwards`` or ``Context.__init__``: somewhere in ``src``."""
+    parsed = [ast.parse(path.read_text()) for path in (TOP / "src" / "oars").rglob("*.py")]
+    nodes = [node for tree in parsed for node in ast.walk(tree)]
+    defined = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))} | {
+        n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    files = [path.relative_to(TOP / "src").with_suffix("") for path in (TOP / "src").rglob("*.py")]
+    places = {part for file in files for part in file.parts}
+    named = {part for text in re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)`", TOUR.partition("## The command")[2])
+             for part in text.removesuffix(".py").removesuffix(".json").split(".")
+             if text != "train.py"}
+    assert len(named) > 40 and named - defined - places == set()
 
 
 def test_every_file_named_exists():
