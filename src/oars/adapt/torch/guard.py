@@ -180,7 +180,7 @@ class Guard:
         self._say(to_heal or found, steps, before, bool(to_heal))
         if not self.heals:
             return
-        self._heal({name: right for name, (right, _) in to_heal.items()})
+        self._heal({name: right or 0 for name, (right, _) in to_heal.items()})
         self.agreed = steps
         if before:
             return
@@ -224,7 +224,7 @@ class Guard:
             self._said.add(text)
             ctx.record.notice(f"{text}. Found {where}, {since}{healed}{spread}")
 
-    def _heal(self, rights: dict[str, int | None]) -> None:
+    def _heal(self, rights: dict[str, int]) -> None:
         for name, right in rights.items():
             if name == _STREAMS:
                 states = ctx.world.allgather(random.state() if ctx.world.rank == right else None)
@@ -232,7 +232,7 @@ class Guard:
                 continue
             for block in _blocks(self._state[name]):
                 data = block if isinstance(block, np.ndarray) else _numpy(block.cpu())
-                broadcast(ctx.world, data, right or 0)
+                broadcast(ctx.world, data, right)
                 if data is not block:
                     block.copy_(torch.from_numpy(data))
 
