@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import importlib
 import re
 from pathlib import Path
@@ -58,6 +59,23 @@ def test_every_path_in_a_page_exists(page):
     text = (TOP / page).read_text()
     paths = set(re.findall(r"`((?:src|tests|bench|docs|examples)/[\w/.-]+[\w/])`", text))
     assert [path for path in sorted(paths) if not (TOP / path).exists()] == []
+
+
+def test_every_patched_name_of_pytorch_is_in_the_table_of_patches():
+    """By its name, or by a pattern: ``dropout*``, ``register_*_hook``, ``torch.func.*``."""
+    table = (TOP / "docs" / "how-it-works.md").read_text().partition("## Table of patches")[2]
+    named = re.findall(r"[\w*]+", table)
+    patterns = [word for word in named if "*" in word and word != "*"]
+    wholes = re.findall(r"`([\w.]+)\.\*`", table)
+    tree = ast.parse((TOP / "src" / "oars" / "adapt" / "torch" / "seams.py").read_text())
+    texts = {node.targets[0].id: node.value.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
+             and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)}
+    rows = [node.args for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Seam"]
+    patched = [(ast.unparse(owner), name) for owner, names, _ in rows
+               for name in (names.value if isinstance(names, ast.Constant) else texts.get(names.id, "")).split()]
+    assert len(patched) > 100
+    assert [f"{owner}.{name}" for owner, name in patched if name not in named and owner not in wholes
+            and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 
 def test_the_glossary_has_at_most_twenty_words():
