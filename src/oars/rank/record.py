@@ -117,7 +117,7 @@ class Record:
     def lost_step(self, samples: int, reason: str) -> None:
         """A step could not be done again after a loss."""
         self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
-        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is passed over: {reason}")
+        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is skipped: {reason}")
 
     def become_voice(self) -> None:
         """The voice died: go on writing where it stopped, steps it had not written yet included."""
@@ -247,7 +247,7 @@ class Record:
             return
         if names := ", ".join(files.strangers()):
             self.notice(f"files of {names} are written by every rank: statically linked programs, and those written in "
-                        "Go, pass the file library by")
+                        "Go, bypass the file library")
         self.flush()
         seconds = exchange = rate = None
         if self._first_step is not None and self._last_step[0] > self._first_step[0]:

@@ -126,7 +126,7 @@ class Watch:
         if stall is None:
             if case is not None and case.told_at is not None:
                 if case.said:
-                    self.screen.say(f"the ranks go on, after {case.stall.seconds:.0f} s")
+                    self.screen.say(f"the ranks continue, after {case.stall.seconds:.0f} s")
                 self._event("stall over", seconds=round(case.stall.seconds, 1))
             self._case = None
             return False
@@ -219,7 +219,7 @@ class Watch:
         if not case.stall.clear:
             return self._abort("no majority of the ranks is in step, so none is dropped")
         if not self.plan.survives:
-            return self._abort(f"the run cannot go on without {names} (no fault tolerance here)")
+            return self._abort(f"the run cannot continue without {names} (no fault tolerance here)")
         slots = [case.slots[rank] for rank in sorted(ranks)]
         if not all(slot.pid for slot in slots):
             return self._abort(f"{names} cannot be dropped: nobody knows where they are")
@@ -230,7 +230,7 @@ class Watch:
             self.reach.kill(slot.host, slot.pid, signal.SIGKILL)
             self._dropped[slot.rank] = self._clock
             self._event("drop", rank=slot.rank, host=slot.host, pid=slot.pid)
-        self.screen.say(f"dropped {names}: the others go on without")
+        self.screen.say(f"dropped {names}: the others continue")
         self._changed = {rank: self._clock for rank in self._changed}  # a period for the others to recover
         self._case = None
         return False

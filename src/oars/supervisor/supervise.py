@@ -368,12 +368,12 @@ class Supervisor:
             return code or 1
         else:
             if runfolder.GROWING in seen:
-                self.screen.say("a rank died just when new ones were let in, and MPI held the others: go on with "
+                self.screen.say("a rank died while new ranks joined, and MPI hung on the others: continue with "
                                 f"oars resume {self.folder.name}")
                 return code or 1
             missing = [rank for rank in range(self.ranks) if rank not in exits]
             rank = missing[0] if missing else 0
-            self.screen.say(f"rank {rank}{of} ended without a word (exit code {code}), see {self.folder}/mpirun.log")
+            self.screen.say(f"rank {rank}{of} ended without a message (exit code {code}), see {self.folder}/mpirun.log")
             return code or 1
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
