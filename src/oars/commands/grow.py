@@ -39,16 +39,16 @@ def grow(run: str, ranks: str) -> int:
     runfolder.put(folder / runfolder.GROW,
                   json.dumps({"more": int(number)} if ranks != number else {"total": int(number)}))
     try:
-        told = _answer(folder)
+        answer = _answer(folder)
     except KeyboardInterrupt:
         return _take_back(folder)
-    if told is None:
+    if answer is None:
         complain(f"{folder.name} ended before it had grown")
         return 1
-    if "failed" in told:
-        complain(f"{folder.name} did not grow: {told['failed']}")
+    if "failed" in answer:
+        complain(f"{folder.name} did not grow: {answer['failed']}")
         return 1
-    print(f"{folder.name} runs on {told['ranks']} ranks from step {told['step'] + 1} on")
+    print(f"{folder.name} runs on {answer['ranks']} ranks from step {answer['step'] + 1} on")
     return 0
 
 

@@ -143,12 +143,12 @@ def keep_memory() -> None:
 def joining_plan(folder: Path, first: int) -> dict[str, Any]:
     """What ranks that join have to know; if nobody waits for them any more they end."""
     try:
-        told = json.loads((folder / runfolder.GROWING).read_text())
+        growing = json.loads((folder / runfolder.GROWING).read_text())
     except (OSError, ValueError):
-        told = {}
-    if told.get("first") != first:
+        growing = {}
+    if growing.get("first") != first:
         true_exit(0)
-    return told
+    return growing
 
 
 def _launched(*names: str) -> str:
@@ -358,10 +358,10 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     when_imported("tensorflow", tensorflow_imported)
     when_imported("keras", keras_imported)
     if plan.joining:
-        told = plan.joining
+        joining = plan.joining
         record.played = True
-        rewind.begin(rank, folder, told["files"])
-        tape.begin(folder, False, told["tape"])
+        rewind.begin(rank, folder, joining["files"])
+        tape.begin(folder, False, joining["tape"])
         tape.strict = False
         return
     if plan.resume:

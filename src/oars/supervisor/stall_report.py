@@ -65,7 +65,7 @@ class Case:
         self.silent: set[str] = set()  # hosts of which nothing is heard
         self.lines: list[str] = []
         self.full = ""
-        self.told_at: float | None = None
+        self.reported_at: float | None = None
         self.said = False  # on the screen
         self.say_next = 0.0
         self.spent: dict[int, stacks.Spent] = {}

@@ -74,7 +74,7 @@ def _show(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run = runs_.find(args.run)
     from oars.watch import terminal
-    from oars.watch.curves import charts, slow_ranks, told
+    from oars.watch.curves import charts, described, slow_ranks
     from oars.watch.facts import facts
 
     print(run.command)
@@ -87,7 +87,7 @@ def _show(argv: list[str]) -> int:
     if run.times:
         print(f"\n{terminal.bars(run.times, slow_ranks(run.times))}")
     for event in run.events:
-        print(f"event: {told(event)}")
+        print(f"event: {described(event)}")
     _save(drawn, args.o)
     return 0
 
