@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.verb in cluster.VERBS:
             return cluster.main(args)
         if script is None:
-            raise UsageError(f"{args.verb} what? name a script or -m a module; see oars {args.verb} --help")
+            raise UsageError(f"{args.verb} needs a script, or -m and a module; see oars {args.verb} --help")
         if args.verb == "verify":
             from oars.commands.verify import verify
 

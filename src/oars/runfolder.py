@@ -212,10 +212,27 @@ MARKS = re.compile(r"(born|pid|handles|fatal|interrupted|lost|dead|left|ready|th
 
 
 def put(path: Path, text: str) -> None:
-    """Write a file that others may read at any moment: complete, or not there."""
-    part = path.with_name(part_of(path.name))
-    part.write_text(text)
+    """Write a file that others may read at any moment: complete, or not there.
+
+    Scripts may have replaced ``open``, so the system is called.
+    """
+    part, data = path.with_name(part_of(path.name)), text.encode()
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)  # keeps the room that ``reserve`` has made
+    try:
+        left = data
+        while left:
+            left = left[os.write(fd, left):]
+        os.ftruncate(fd, len(data))
+    finally:
+        os.close(fd)
     os.replace(part, path)
+
+
+def reserve(path: Path) -> None:
+    """Make room for a short file that must be written though the disk is full by then."""
+    fd = os.open(path.with_name(part_of(path.name)), os.O_WRONLY | os.O_CREAT, 0o666)
+    os.write(fd, b" " * 64)
+    os.close(fd)
 
 
 def part_of(name: str) -> str:

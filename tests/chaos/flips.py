@@ -77,7 +77,7 @@ def wrong_with(flight, folder):
     if found[0]["agreed"] < found[0]["step"] - 1:
         return f"it was found late: {found}"
     if flight.ranks == 2 and code == 1:
-        return "" if "nobody can tell which one is right, so the run stops" in run.err else f"{run}"
+        return "" if "it is not known which one is right, so the run stops" in run.err else f"{run}"
     if code:
         return f"{run}"
     if flight.ranks > 2 and found[0]["ranks"] not in ([flight.flip[0]], []):

@@ -28,7 +28,7 @@ def test_what_is_only_reported_goes_on(tmp_path):
     flight = Flight(3, (), [1, "optimizer", 5, "weights", 1])
     run = fly(flight, tmp_path, [flight.flip], "--guard", "report")
     assert run.code == 0, run
-    assert run.events("differ")[0]["ranks"] == [1] and "rank 1 is alone with it. Found in step 6" in run.err
+    assert run.events("differ")[0]["ranks"] == [1] and "rank 1 is not like the others. Found in step 6" in run.err
 
 
 def test_every_bit_counts_and_its_place_too():

@@ -109,7 +109,7 @@ def test_ranks_fill_the_hosts_in_their_order():
     (["--hosts", "a:4,,b:4"], "--hosts a:4,,b:4: '' is no host: write it as name:ranks, as in a:4,b:4"),
     (["--hosts", "a:0"], "--hosts a:0: a has no slots: give it 1 or more, or leave it out"),
     (["--hosts", "a:1,a.site.org:1"], "--hosts a:1,a.site.org:1: a is named twice"),
-    (["--hosts", "nosuch.invalid:2"], "--hosts: unknown host nosuch.invalid: its name leads to no address"),
+    (["--hosts", "nosuch.invalid:2"], "--hosts: unknown host nosuch.invalid: its name has no address"),
     (["--hosts", "localhost,127.0.0.2:1"], "--hosts: localhost has no slots: write localhost:4 for 4 ranks there, "
      "or give --per-node"),
     (["-n", "5", "--hosts", "localhost:2,127.0.0.2:2"], "-n 5, but --hosts has 4 slots on 2 hosts: use -n 4, or "
@@ -118,7 +118,7 @@ def test_ranks_fill_the_hosts_in_their_order():
     (["--hostfile", "bad"], "bad, line 2: 'b 4' is no host: write it as name slots=ranks"),
     (["--hostfile", "none"], "none, line 1: a has no slots: give it 1 or more, or leave it out"),
     (["--hostfile", "empty"], "the hostfile empty names no host"),
-    (["--hosts", "a:1", "--hostfile", "bad"], "--hosts and --hostfile say the same: give one of them"),
+    (["--hosts", "a:1", "--hostfile", "bad"], "--hosts and --hostfile both name the hosts: give one of them"),
     (["--per-node", "0"], "argument --per-node: 0 is no number of ranks: 1 or more; see oars run --help"),
     (["-n", "4", "--per-node", "2"], "-n 4, but --per-node 2 on one host: leave one of them out"),
 ])

@@ -89,7 +89,7 @@ def test_times():
     assert [parse_time(text) for text in ("90m", "1h30m", "2d", "12:00:00", "1-12:00:00", "45s")] == [
         5400, 5400, 172800, 43200, 129600, 45]
     for text in ("90", "soon", "1:30", "0m", "1h-30m", "12:60:00"):
-        with pytest.raises(UsageError, match="is no length of time"):
+        with pytest.raises(UsageError, match="is not a length of time"):
             parse_time(text)
 
 
@@ -100,7 +100,7 @@ PIPES = {
                 "p.toml, stage a needs pack, and there is no such stage"),
     "no command": ("[stage.a]\ntime = '1h'\n", "p.toml, stage a: no command"),
     "time": ("[stage.a]\ncommand = 'true'\ntime = 'soon'\n",
-             "p.toml, stage a: --time soon is no length of time: use 90m, 1h30m, 2d, or 12:00:00"),
+             "p.toml, stage a: --time soon is not a length of time: use 90m, 1h30m, 2d, or 12:00:00"),
     "kind": ("[stage.a]\ncommand = 'true'\nnodes = '2'\n", "p.toml, stage a: nodes = '2' is no number"),
     "few": ("[stage.a]\ncommand = 'true'\nnodes = 0\n", "p.toml, stage a: nodes = 0 is too few"),
     "quote": ("[stage.a]\ncommand = \"oars run 'x\"\n", "p.toml, stage a: No closing quotation"),
@@ -130,7 +130,7 @@ def test_a_pipeline_that_cannot_work_is_one_line_and_nothing_is_submitted(tmp_pa
     (["submit", "--on", "pbs", "train.py"],
      "PBS does not tell a job how many cores its nodes have: say how many ranks, with --per-node"),
     (["submit", "--on", "slurm", "--snapshot", "now", "train.py"],
-     "--snapshot now is no period: use 30s, 10m, 2h, 100steps, or off"),
+     "--snapshot now is not a period: use 30s, 10m, 2h, 100steps, or off"),
     (["submit", "-N", "2", "--", "--mem=0", "train.py"], "the scheduler's flags stand between two --, before the "
      "script, as in: oars submit -N 2 -- --constraint=a100 -- train.py; see oars --help"),
     (["log", "nosuch"], "no such run: neither nosuch nor oars-runs/nosuch is a run folder"),

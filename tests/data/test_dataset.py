@@ -62,7 +62,7 @@ def test_splits_are_views_with_labels(table):
 
 
 def test_what_cannot_be_split_is_said(table):
-    for args, how, text in (((0.9, 0.2), {}, "make up at most 1"), ((0.5,), {"by": "size"}, "by='size' is none of"),
+    for args, how, text in (((0.9, 0.2), {}, "make up at most 1"), ((0.5,), {"by": "size"}, "by='size' is not one of"),
                             ((0.5,), {"by": "group"}, "needs column="), ((1,), {"by": "group", "column": "z"}, "'z'"),
                             ((1,), {"by": "group", "column": [1, 2]}, "2 values for 100 rows")):
         with pytest.raises(ValueError, match=text):

@@ -133,7 +133,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", x_of(3))
     with pytest.raises(ValueError, match="delimiter= means nothing for .*a.npy, which is npy"):
         oars.data.open(tmp_path / "a.npy", delimiter=";")
-    with pytest.raises(ValueError, match="on_bad='drop' is none of raise, skip, quarantine"):
+    with pytest.raises(ValueError, match="on_bad='drop' is not one of raise, skip, quarantine"):
         oars.data.open(tmp_path / "a.npy", on_bad="drop")
     with pytest.raises(ValueError, match="no column 'z'; it has data"):
         oars.data.open(tmp_path / "a.npy", label="z")

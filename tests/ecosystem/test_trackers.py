@@ -111,7 +111,7 @@ def test_mlflow_goes_on_on_disk_when_the_voice_dies(server: str, tmp_path: Path)
     run.wait_for_step(4)
     run.kill(0)
     assert run.code == 0 and run.lines[-1:] == ["done"], run
-    assert ("the rank that logged to a tracker's server has died; from here on mlflow keeps its run on disk "
+    assert ("the rank that logged to a tracker's server has died; from now on mlflow keeps its run on disk "
             "(sqlite:///mlflow.db)") in run.err
     assert (tmp_path / "mlflow.db").exists()
 

@@ -42,7 +42,7 @@ def test_meetings_that_do_not_belong_together_are_one_line(tmp_path, one, other,
             {one}
         print('not reached')
     """)
-    assert "the ranks have parted: rank 0 in " in found.err, str(found)
+    assert "the ranks are out of step: rank 0 in " in found.err, str(found)
     assert "script.py:14" in found.err and "script.py:12" in found.err and "Traceback" not in found.err, str(found)
     assert found.code == 1 and seconds < 15 and "not reached" not in found.out
     assert not left_behind(tmp_path)
@@ -84,7 +84,8 @@ def test_a_batch_in_a_thread_is_refused(tmp_path):
     """)
     assert found.code == 0, str(found)
     told = [line for line in found.lines if line.startswith("oars: ")]
-    assert len(told) == 2 and "cannot be asked in a thread" in told[0] and "in a forked child" in told[1], found.lines
+    assert len(told) == 2, found.lines
+    assert "cannot be gathered in a thread" in told[0] and "in a forked child" in told[1], found.lines
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -106,4 +106,4 @@ def test_a_program_that_the_library_cannot_stand_before_is_named_once(tmp_path: 
     done = oars(tmp_path, "run", "-n", 2, "script.py", code=0)
     said = [line for line in done.stderr.splitlines() if "file library" in line]
     assert said == ["oars: files of lonely are written by every rank: statically linked programs, and those written in Go, "
-                    "pass the file library by"]
+                    "bypass the file library"]

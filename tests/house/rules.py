@@ -26,6 +26,12 @@ SHARED_OBJECTS = ("oars.adapt.torch.context.ctx", "oars.adapt.meet.meet", "oars.
 
 # Files that may assign to what other packages define: the tables, and what puts them in place.
 SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/python/patching\.py$")
+# Files outside the tables that may use what puts patches in place: for a while, or with what only they know. The
+# docstring of the table beside them says what each replaces.
+REPLACE_TOO = frozenset(f"src/oars/adapt/{file}.py" for file in (
+    "tf1/numpy_names", "torch/lazy_dynamo", "torch/refuse_ddp", "torch/async_modes/lost_samples",
+    "torch/backward/gradients", "torch/model/trace", "torch/replay/player"))
+_REPLACES = {"", "patching", "install", "put", "put_in_type", "remove", "replaced"}  # of adapt/python/patching.py
 # Attributes that the standard library and mpi4py tell programs to assign; this is no patch.
 SETTINGS = re.compile(r"sys\.(argv|std\w+|__std\w+__|last_\w+)$|mpi4py\.rc\.\w+$")
 # Functions get frameworks as parameters, under these names or annotated as ModuleType.
@@ -112,11 +118,15 @@ def _shared(target: str) -> bool:
 
 
 def rule_patches(sources: Sources) -> list[str]:
-    """Only seam files assign attributes of other people's modules and classes."""
+    """Only seam files assign attributes of other people's modules and classes, also by ``patching.put``."""
     return [f"{path}:{line}: patches: {target} is assigned outside a seams.py: move the assignment there"
             for path, source in sources.items() if not SEAMS.search(path)
             for target, line, _ in _assigned(source)
-            if not target.startswith("oars.") and not SETTINGS.match(target)]
+            if not target.startswith("oars.") and not SETTINGS.match(target)] + [
+        f"{path}:{line}: patches: {name or module} is used outside a seams.py: add a row to the table there"
+        for path, source in sources.items() if not SEAMS.search(path) and path not in REPLACE_TOO
+        for module, name, line in _imported(source)
+        if f"{module}.{name}".startswith("oars.adapt.python.patching") and name in _REPLACES]
 
 
 def rule_run_folder(sources: Sources) -> list[str]:
@@ -209,8 +219,8 @@ def _imported(source: str) -> list[tuple[str, str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are absolute here"
             found += [(node.module or "", alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args \
-                and isinstance(name := node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and node.args and isinstance(name := node.args[0], ast.Constant) \
+                and "import_module" in (getattr(node.func, "attr", ""), getattr(node.func, "id", "")):
             found.append((name.value, "", node.lineno))
     return [each for each in found if each[0].partition(".")[0] == "oars"]
 

@@ -10,9 +10,9 @@ import rules
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _read(*folders: str) -> dict[str, str]:
+def _read(*folders: str, kind: str = "*.py") -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-            for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
+            for folder in folders for path in sorted((ROOT / folder).rglob(kind))}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_no_import_cycles(ours):
 
 
 def test_no_file_over_500_lines(ours):
-    _hold(rules.rule_size(ours | _read("tests", "bench", "examples")))
+    _hold(rules.rule_size(ours | _read("tests", "bench", "examples") | _read("src", "tests", kind="*.[ch]")))
 
 
 def test_no_assignment_across_modules(ours):
@@ -147,6 +147,16 @@ def test_a_patch_outside_a_seam_file_is_found(source):
     found = rules.rule_patches(_made(adapt_torch_context=source))
     assert len(found) == 1 and found[0].startswith("src/oars/adapt/torch/context.py:2: patches: ")
     assert not rules.rule_patches(_made(adapt_torch_seams=source))
+
+
+@pytest.mark.parametrize("source", [
+    "from oars.adapt.python import patching\n", "from oars.adapt.python.patching import Layer, put\n",
+    "def later():\n    import oars.adapt.python.patching\n",
+])
+def test_what_puts_patches_in_place_is_for_seam_files(source):
+    assert ": patches: " in rules.rule_patches(_made(adapt_torch_context=source))[0]
+    assert not rules.rule_patches(_made(adapt_torch_seams=source))
+    assert not rules.rule_patches(_made(adapt_torch_context="from oars.adapt.python.patching import Layer\n"))
 
 
 def test_settings_of_the_standard_library_are_no_patches():

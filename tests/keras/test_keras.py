@@ -58,7 +58,7 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         counts = [int(re.findall(r"mapped (\d+) times", log.read_text())[0]) for log in logs]
         assert sorted(counts) == {2: [75, 78], 3: [48, 48, 57]}[n]
         told = (run.folder / "events.jsonl").read_text()
-        assert re.findall(r"whole on every rank, no faster: ([\w ]+)", told) == [
+        assert re.findall(r"replicated on every rank \(correct, not faster\): ([\w ]+)", told) == [
             "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
             "a gradient goes through a loop or a branch around it", *["a gradient in it is not linear "] * 2,
             "on the way back its rows depend on each other", "a gradient in it is not linear ",
@@ -176,7 +176,7 @@ def test_scripts_of_tensorflow_1_run_unchanged(tmp_path):
     # Of the placeholders of linear_fit nothing is known, so every rank computes all of it, and so it is with those of a
     # fixed size in feeding.py, the condition in session.py and dynamic_rnn; the others are cut.
     told = "".join(path.read_text() for path in many.folder.glob("events.jsonl"))
-    assert told.count("not cut") == 3  # (the first two are told in the same words)
+    assert told.count("not split") == 3  # (the first two are told in the same words)
 
 
 GONE = """

@@ -20,7 +20,7 @@ from oars.cli import split_script
     (["run", "-n", "0", "train.py"], "argument -n: 0 is no number of ranks: 1 or more; see oars run --help"),
     (["run", "-n", "two", "train.py"], "argument -n: two is no number of ranks: 1 or more; see oars run --help"),
     (["run", "--fast", "train.py"], "unrecognized arguments: --fast; see oars --help"),
-    (["run", "-n", "2"], "run what? name a script or -m a module; see oars run --help"),
+    (["run", "-n", "2"], "run needs a script, or -m and a module; see oars run --help"),
     (["run", "-m", "nosuch.module"], "no module named nosuch.module"),
     (["run", "-m", "email.nosuch"], "no module named email.nosuch"),
     (["run", "-m", "email"], "email is a package without a __main__ module: name one of its modules"),

@@ -57,10 +57,10 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_with_it(tmp_path):
     told = run.until("every thread's stack: oars-runs/r/stall-1.txt\n")
     os.kill(pid, signal.SIGCONT)
     assert run.end() == 0, run.err
-    assert f"for rank 1 of 3 (pid {pid})\n  rank 1 is stopped (SIGSTOP): kill -CONT {pid} lets it go on\n" in told
+    assert f"for rank 1 of 3 (pid {pid})\n  rank 1 is stopped (SIGSTOP): kill -CONT {pid} resumes it\n" in told
     assert "\n  ranks 0, 2 wait in collective" in told
     assert " (allreduce) at script.py:17 in meet: world.allreduce(one)\n" in told
-    assert "oars: the ranks go on, after" in run.err
+    assert "oars: the ranks continue, after" in run.err
     full = (run.folder / "stall-1.txt").read_text()
     stopped, waiting = full.split("=== rank 1 of 3")[1].split("=== rank 0 of 3")
     assert "stacks taken by py-spy" in stopped and " in beside\n" in stopped and "script.py\", line " in stopped
@@ -116,7 +116,7 @@ def test_a_deadlock_is_given_up_after_five_more_periods(tmp_path):
     assert time.time() - began > 6 * 1
     assert run.err.count("oars: stalled: ") == 1 and ".py:18 in <module>: lock.acquire()" in run.err
     assert "rank 0 of 2 (pid" in run.err and "shows no sign of life" in run.err
-    assert "the run cannot go on without rank 0 (no fault tolerance here)" in run.err
+    assert "the run cannot continue without rank 0 (no fault tolerance here)" in run.err
 
 
 def test_a_rank_that_computes_is_reported_and_left_alone(tmp_path):
@@ -151,7 +151,7 @@ def test_a_rank_in_another_collective_ends_the_run_with_one_line_at_once(tmp_pat
         meet_the_living()
     """, "--stall", "60")
     assert run.end() == 1
-    assert "oars: the ranks have parted: rank 0 in allreduce, rank 1 in barrier, rank 2 in allreduce (" in run.err
+    assert "oars: the ranks are out of step: rank 0 in allreduce, rank 1 in barrier, rank 2 in allreduce (" in run.err
     assert "Traceback" not in run.err
 
 
@@ -190,7 +190,7 @@ def test_a_stopped_rank_is_dropped_and_the_others_go_on(tmp_path):
         print("went on with", world.size)
     """, "--stall", "1", "--on-stall", "drop")
     assert (run.code, run.out) == (0, "went on with 1\n"), run.err
-    assert "oars: dropped rank 1: the others go on without\n" in run.err and "1 death survived" in run.err
+    assert "oars: dropped rank 1: the others continue\n" in run.err and "1 death survived" in run.err
     assert [event["rank"] for event in run.events("drop")] == [1]
     assert [event["ranks"] for event in run.events("lost")] == [[1]]
 

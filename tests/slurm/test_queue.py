@@ -159,7 +159,7 @@ def test_a_cancelled_run_does_not_come_back(desk):
         desk.oars("wait", name, code=143 if name == "begun" else 1)
         assert desk.state(name) == "cancelled"
     assert desk.last("begun")["again"] is False
-    assert desk.oars("cancel", "begun", code=2) == "oars: begun is over already: cancelled\n"
+    assert desk.oars("cancel", "begun", code=2) == "oars: begun has ended already: cancelled\n"
 
 
 def test_ctrl_c_comes_before_the_job_is_there_or_after_it(desk):

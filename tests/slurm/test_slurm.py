@@ -73,7 +73,7 @@ def test_a_stopped_rank_on_another_node_is_looked_at_and_dropped(cluster, tmp_pa
     code, out, err = ended(tmp_path)
     assert (code, out) == (0, "done\n"), err
     assert "  rank 1 is stopped (SIGSTOP): kill -CONT" in err and f"in <module>: {stop}" in err
-    assert "oars: dropped rank 1: the others go on without\n" in err and "1 death survived" in err
+    assert "oars: dropped rank 1: the others continue\n" in err and "1 death survived" in err
     assert [(event["rank"], event["host"]) for event in events(tmp_path, "drop")] == [(1, "n2")]
     until(lambda: not left_behind(tmp_path), 20)
 
@@ -124,7 +124,7 @@ def test_without_fault_tolerance_a_dead_node_stops_the_run_and_a_snapshot_is_kep
         code, _, err = ended(tmp_path, 30)
         lines = err.splitlines()
         assert (code, lines[0]) == (75, "oars: n2 was lost, with all ranks on it")
-        assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, go on with: oars resume it", lines[1])
+        assert re.fullmatch(r"oars: the snapshot of step \d+ is kept, continue with: oars resume it", lines[1])
         until(lambda: not left_behind(tmp_path), 20)
 
 

@@ -107,10 +107,10 @@ def test_what_cannot_grow_says_so_and_what_to_do(tmp_path):
     one = begun(tmp_path / "one", 1)
     wait_for(lambda: one.steps() > 0, "a step")
     process = grow(one, "+1")
-    assert process.communicate(timeout=300) == ("", "oars: r cannot grow while it goes (it has one rank, which does "
+    assert process.communicate(timeout=300) == ("", "oars: r cannot grow while it runs (it has one rank, which does "
                                                 "not use MPI): stop it with SIGTERM, then oars resume r -n 2\n")
     assert process.returncode == 2
     finish(one)
     process = grow(one, "3")
-    assert process.communicate(timeout=300) == ("", "oars: r is not going: oars resume r -n 3 goes on from its "
+    assert process.communicate(timeout=300) == ("", "oars: r is not running: oars resume r -n 3 continues from its "
                                                "snapshot, if it has one\n")

@@ -239,7 +239,7 @@ def test_periods_and_the_end_of_a_job(monkeypatch, tmp_path):
     assert snapshot_plan("30s") == {"seconds": 30} and snapshot_plan("100steps") == {"steps": 100}
     assert snapshot_plan(None) == {} and snapshot_plan("off") is None
     for wrong in ("10", "m", "0s", "-3s", "10 m", "ten"):
-        with pytest.raises(UsageError, match="is no period: use 30s, 10m, 2h, 100steps, or off"):
+        with pytest.raises(UsageError, match="is not a period: use 30s, 10m, 2h, 100steps, or off"):
             snapshot_plan(wrong)
     monkeypatch.setenv("PBS_WALLTIME", "3600")
     nodes = tmp_path / "nodes"

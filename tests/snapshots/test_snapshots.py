@@ -83,10 +83,10 @@ def test_a_killed_run_goes_on_to_the_bit_and_only_one_may_resume_it(killed, tmp_
     wait_for(lambda: (folder / "oars-runs/r/pid-0").exists(), "resumed ranks")
     second = oars(folder, "resume", "r")
     assert (second.returncode, second.stdout) == (2, "")
-    assert second.stderr == "oars: oars-runs/r is still going: another oars holds it\n"
+    assert second.stderr == "oars: oars-runs/r is still running: another oars uses it\n"
     out, err = first.communicate(timeout=60)
     assert first.returncode == 0, err
-    assert err.startswith("oars: going on from the snapshot of step 24\n")
+    assert err.startswith("oars: continuing from the snapshot of step 24\n")
     assert printed.endswith(out) and 5 < len(out.splitlines()) < len(printed.splitlines())
     assert losses(folder) == losses(whole)
     ours, theirs = torch.load(folder / "last.pt"), torch.load(whole / "last.pt")
@@ -107,7 +107,7 @@ def test_it_goes_on_with_other_ranks_and_from_the_snapshot_before_one_that_is_cu
     done = oars(folder, "resume", "r", "-n", "1")
     assert done.returncode == 0, told(done)
     assert "the snapshot of step 24 is refused: cut short" in done.stderr
-    assert "going on from the snapshot of step 12" in done.stderr
+    assert "continuing from the snapshot of step 12" in done.stderr
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
     assert losses(folder)[:12] == losses(whole)[:12]
     ours, theirs = torch.load(folder / "last.pt")["last"], torch.load(whole / "last.pt")["last"]
@@ -148,7 +148,7 @@ def test_signals_take_a_snapshot_and_the_run_goes_on_exactly(tmp_path):
     assert time.time() - began < 15
     assert process.returncode == 143, err
     assert len(snaps(folder)) == 2
-    assert f"oars: snapshot of step {snaps(folder)[1]} kept, go on with: oars resume r\n" in err
+    assert f"oars: snapshot of step {snaps(folder)[1]} kept, continue with: oars resume r\n" in err
     again = oars(folder, "resume", "r")
     assert again.returncode == 0, told(again)
     assert out + again.stdout == done.stdout
@@ -228,9 +228,9 @@ def test_a_snapshot_that_cannot_be_written_is_one_line_and_training_goes_on(tmp_
     (["resume"], "the following arguments are required: RUN; see oars resume --help"),
     (["resume", "nosuch"], "no such run: neither nosuch nor oars-runs/nosuch is a run folder"),
     (["resume", "broken"], "oars-runs/broken has no readable run.json: it is no run folder"),
-    (["resume", "empty"], "oars-runs/empty holds no snapshot: it has finished, or never came to one"),
+    (["resume", "empty"], "oars-runs/empty holds no snapshot: the run has finished, or ended before its first one"),
     (["resume", "spoilt"], "oars-runs/spoilt holds no usable snapshot"),
-    (["run", "--snapshot", "10", "train.py"], "--snapshot 10 is no period: use 30s, 10m, 2h, 100steps, or off"),
+    (["run", "--snapshot", "10", "train.py"], "--snapshot 10 is not a period: use 30s, 10m, 2h, 100steps, or off"),
 ])
 def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(tmp_path, args, says):
     (tmp_path / "train.py").write_text("")

@@ -54,7 +54,7 @@ def test_workers_that_do_not_wait_learn_as_well_and_are_bound(tmp_path):
     run = trained(tmp_path, "-n", "4", "--sync", "server", "--staleness", "4", "--wire", "int8", TRAIN,
               "--norm", "--momentum", "0.5", "--teacher", "--workers", "1")
     assert run.code == 0, run.err
-    assert "at most 4 steps apart, and 1 holds the weights (gradients travel as int8" in run.err
+    assert "at most 4 steps apart, and 1 holds the weights (gradients are sent as int8" in run.err
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
     assert losses(run)[-1] < losses(run)[0] and right(run) > 180, run.lines
     assert len(set(run.digests().values())) == 1 and run.learnt() == dict.fromkeys(range(240), 3)
@@ -93,7 +93,8 @@ def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, opt
 def test_the_only_server_is_missed_in_one_line(tmp_path):
     run = trained(tmp_path, "-n", "3", "--sync", "server", TRAIN, deaths=([2, "push", 30],))
     assert run.code == 1 and "Traceback" not in run.err
-    assert "\noars: a server died, and nobody has a copy of what it held: the run ends (with --servers 2" in run.err
+    assert ("\noars: a server died, and no other server has a copy of its data: the run ends "
+            "(with --servers 2") in run.err
 
 
 OPTIMIZER = """

@@ -60,7 +60,7 @@ def test_a_loader_that_is_read_in_a_thread_is_trained_on_apart_and_what_a_death_
     assert [line.split()[2] for line in run.lines] == ["12", "24", "36"]
     assert run.summary["losses"] == 1 and len(set(run.digests().values())) == 1 and losses(run)[-1] < losses(run)[0]
     assert "a loader that is read in a thread is read whole by every rank" in run.err
-    assert "not learnt from again: they came from no loader, or from one that is read in a thread" in run.err
+    assert "not used again: they came from no loader, or from one that is read in a thread" in run.err
 
 
 def test_ranks_whose_loops_differ_in_length_still_meet(tmp_path):
@@ -72,14 +72,14 @@ def test_ranks_whose_loops_differ_in_length_still_meet(tmp_path):
 def test_ranks_that_part_say_so_in_one_line_and_do_not_hang(tmp_path):
     run = trained(tmp_path, "-n", "3", "--sync", "local", TRAIN, "--whim")
     assert run.code == 2
-    assert "\noars: the ranks have parted: rank 0 " in run.err and "Traceback" not in run.err
+    assert "\noars: the ranks are out of step: rank 0 " in run.err and "Traceback" not in run.err
 
 
 @pytest.mark.parametrize("wire", ["int8", "powersgd:2"])
 def test_gradients_in_fewer_bytes_train_as_well_and_alike_on_all_ranks(tmp_path, alone, wire):
     run = trained(tmp_path, "-n", "2", "--wire", wire, TRAIN)
     assert run.code == 0, run.err
-    assert f"oars: gradients travel as {wire}, with what is lost added later" in run.err
+    assert f"oars: gradients are sent as {wire}, and rounding errors are added later" in run.err
     assert len(set(run.digests().values())) == 1 and losses(run)[-1] < losses(run)[0]
     assert abs(losses(run)[-1] - float(alone[-1].split()[-1])) < (0.005 if wire == "int8" else 0.05)
 
@@ -91,7 +91,7 @@ def test_a_death_with_a_lossy_wire_is_survived(tmp_path):
 
 
 @pytest.mark.parametrize("words, told", [
-    (("--wire", "int7"), "--wire int7 is none of fp32, bf16"),
+    (("--wire", "int7"), "--wire int7 is not one of fp32, bf16"),
     (("--wire", "topk:2"), "at most 1"),
     (("--wire", "powersgd:0"), "1 or more"),
     (("--every", "4"), "--every 4 is for --sync local"),

@@ -57,7 +57,7 @@ def test_a_sweep_ranks_its_runs_keeps_failures_and_goes_on_where_it_was_interrup
         time.sleep(0.05)
     os.killpg(begun.pid, signal.SIGINT)
     _, err = begun.communicate(timeout=60)
-    assert begun.returncode == 130 and err == "oars: interrupted; the same command goes on with what is left\n"
+    assert begun.returncode == 130 and err == "oars: interrupted; the same command continues with what is left\n"
     first = (place / "oars-runs/s-t001/end.json").read_text()
 
     shown = said(place, *words)
@@ -114,7 +114,7 @@ def test_weak_scaling_is_called_so_and_a_failed_run_is_named(place):
     (["sweep", "train.py", "--set", "lr=1,2", "--metric", "("],
      "--metric '(' is no regular expression: missing ), unterminated subpattern at position 0"),
     (["sweep", "no.py", "--set", "lr=1,2"], "cannot read no.py: No such file or directory"),
-    (["sweep", "--set", "lr=1"], "sweep what? name a script or -m a module; see oars sweep --help"),
+    (["sweep", "--set", "lr=1"], "sweep needs a script, or -m and a module; see oars sweep --help"),
     (["scale", "train.py"], "the following arguments are required: -n; see oars scale --help"),
     (["scale", "train.py", "-n", "1,x"], "argument -n: x is no number: 1 or more; see oars scale --help"),
     (["sweep", "-m", "nosuch", "--set", "a=1"], "no module named nosuch"),

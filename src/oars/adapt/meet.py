@@ -127,7 +127,7 @@ class Meet:
         """Whether gradients of these shapes can be those of models' weights."""
         known = all(shape in self._shapes for shape in shapes)
         if self._coded.lossy and not known:
-            self.record.notice("gradients of what is no weight of a Keras model travel as they are, in fp32")
+            self.record.notice("gradients of variables that are no weights of a Keras model are sent in fp32")
         return known
 
     def coded(self, shapes: list[tuple], dtype: DTypeLike) -> tuple[list, Any] | None:
@@ -226,7 +226,7 @@ class Meet:
         """Averaged over ranks, and a step for the record, unless ``fit`` counts."""
         self.check_plan()
         if self.plan.sync == "local":
-            self.record.notice("gradients of a loop of the script's own are averaged at every step, as under --sync "
+            self.record.notice("in a training loop of the script, gradients are averaged at every step, as with --sync "
                                "allreduce: --sync local is for fit and train_on_batch")
         averaged = self.mean(array, coded)
         if step and not self.fitting:

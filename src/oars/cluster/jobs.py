@@ -80,7 +80,7 @@ def status(folder: Path, ask: bool = True) -> State:
     return state
 
 
-def told(state: State) -> str:
+def described(state: State) -> str:
     """``failed: exit code 3``."""
     return f"{state.name}: {state.why}" if state.why else state.name
 
@@ -106,7 +106,7 @@ def _asked(folder: Path) -> State:
         return State("failed", why)
     if state is None and not parts(folder):
         return State("cancelled", "it never began")
-    return State("failed", "it ended without a word, and the scheduler knows nothing of it") if state is None else state
+    return State("failed", "it ended without a message, and the scheduler does not know it") if state is None else state
 
 
 def log(run: str, follow: bool, rank: int | None) -> int:
@@ -125,7 +125,7 @@ def log(run: str, follow: bool, rank: int | None) -> int:
         for name in names:
             shown[name] = _copy(folder / name, shown[name])
     if not any(shown.values()):
-        state = f"; it is {told(status(folder))}" if submitted else ""
+        state = f"; it is {described(status(folder))}" if submitted else ""
         print(f"oars: nothing was printed in {folder} yet{state}", file=sys.stderr)
     return 0
 
@@ -135,7 +135,7 @@ def wait(run: str) -> int:
     folder = find_folder(run, runfolder.JOB_RECORD, runfolder.RUN)
     read(folder)
     *_, state = _states(folder, True)
-    print(f"oars: {folder.name} is {told(state)}", file=sys.stderr)
+    print(f"oars: {folder.name} is {described(state)}", file=sys.stderr)
     if state.name == "done":
         return 0
     ends = [part["code"] for part in parts(folder) if part["event"] == "ended"]
@@ -148,7 +148,7 @@ def cancel(run: str) -> int:
     job = read(folder)
     state = status(folder)
     if state.over:
-        raise UsageError(f"{folder.name} is over already: {told(state)}")
+        raise UsageError(f"{folder.name} has ended already: {described(state)}")
     (folder / runfolder.CANCELLED).touch()
     QUEUES[job["on"]].cancel(str(job["id"]))
     print(f"oars: job {job['id']} is cancelled, {folder}")
@@ -198,7 +198,7 @@ def parts(folder: Path) -> list[dict[str, Any]]:
 
 
 def last_step(folder: Path) -> dict[str, Any] | None:
-    """The last step that a run has told of."""
+    """The last step that a run has described of."""
     try:
         with open(folder / runfolder.METRICS, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 1024))

@@ -40,7 +40,7 @@ def check(name: str) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         raise HostsError(f"--launcher {name}: {name} cannot be run here ({error})") from None
     if name == "srun" and "pmix" not in (said := done.stdout + done.stderr):
-        raise HostsError(f"--launcher srun: this Slurm has no pmix, by which ranks of Open MPI find each other: "
+        raise HostsError(f"--launcher srun: this Slurm has no pmix, which ranks of Open MPI need to find each other: "
                          f"srun --mpi=list says {' '.join(said.split())}")
 
 

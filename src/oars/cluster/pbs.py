@@ -38,8 +38,8 @@ def reach() -> list[str]:
 
 def dialect() -> str:
     """Whether this ``qsub`` wants resources as PBS Professional does, or as Torque."""
-    told = queues.look(["qsub", "--version"], NAME)
-    return "pbs" if "pbs_version" in (told or "") else "torque"
+    version = queues.look(["qsub", "--version"], NAME)
+    return "pbs" if "pbs_version" in (version or "") else "torque"
 
 
 def directives(ask: Ask, name: str, folder: Path) -> list[str]:
@@ -69,8 +69,8 @@ def submit(script: Path, after: list[str]) -> str:
 
 def state(job: str) -> State | None:
     """What PBS says of a job; None if it has forgotten it."""
-    told = queues.look(["qstat", "-x", "-f", job], NAME) or queues.look(["qstat", "-f", job], NAME) or ""
-    fields = dict(re.findall(r"^\s*(job_state|[Ee]xit_status|comment) = (.*)$", told, re.M))
+    shown = queues.look(["qstat", "-x", "-f", job], NAME) or queues.look(["qstat", "-f", job], NAME) or ""
+    fields = dict(re.findall(r"^\s*(job_state|[Ee]xit_status|comment) = (.*)$", shown, re.M))
     letter = fields.get("job_state")
     if letter is None:
         return None

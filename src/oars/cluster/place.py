@@ -35,7 +35,7 @@ def find(where: Where) -> Place | None:
     """What ``--hosts`` or ``--hostfile`` name; else all of the job we are in; None outside of one."""
     named, hostfile = where.hosts, where.hostfile
     if named is not None and hostfile is not None:
-        raise HostsError("--hosts and --hostfile say the same: give one of them")
+        raise HostsError("--hosts and --hostfile both name the hosts: give one of them")
     check_alone()
     wanted = parse(named) if named is not None else read_file(hostfile) if hostfile is not None else None
     how = "--hosts" if named is not None else f"--hostfile {hostfile}"
@@ -45,7 +45,7 @@ def find(where: Where) -> Place | None:
             return None
         strange = [host.name for host in wanted if not known(host.name)]
         if strange:
-            raise HostsError(f"{how}: unknown host {strange[0]}: its name leads to no address")
+            raise HostsError(f"{how}: unknown host {strange[0]}: its name has no address")
         return Place(wanted, ["ssh", "-x"], how, True)
     given = job.hosts()
     if wanted is None:

@@ -54,12 +54,12 @@ class State(NamedTuple):
 
 def parse_time(text: str) -> int:
     """Seconds of ``90m``, ``1h30m``, ``2d``, ``12:00:00`` or ``1-12:00:00``."""
-    told = re.fullmatch(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    units = re.fullmatch(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
-    found = (clock or told).groups() if clock or told else ()  # type: ignore[union-attr]
+    found = (clock or units).groups() if clock or units else ()  # type: ignore[union-attr]
     seconds = sum(int(n or 0) * unit for n, unit in zip(found, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise UsageError(f"--time {text} is no length of time: use 90m, 1h30m, 2d, or 12:00:00")
+        raise UsageError(f"--time {text} is not a length of time: use 90m, 1h30m, 2d, or 12:00:00")
     return seconds
 
 

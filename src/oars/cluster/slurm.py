@@ -28,8 +28,8 @@ def hosts() -> list[Host]:
     environ = os.environ
     asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     names = expand(environ["SLURM_JOB_NODELIST"])
-    told = environ.get("SLURM_TASKS_PER_NODE" if asked else "SLURM_JOB_CPUS_PER_NODE", "")
-    slots = counts(told) if told else []
+    tasks = environ.get("SLURM_TASKS_PER_NODE" if asked else "SLURM_JOB_CPUS_PER_NODE", "")
+    slots = counts(tasks) if tasks else []
     return [Host(name, slots[at] if at < len(slots) else 1) for at, name in enumerate(names)]
 
 
@@ -63,12 +63,12 @@ def submit(script: Path, after: list[str]) -> str:
 
 def state(job: str) -> State | None:
     """What Slurm says of a job; None if it has forgotten it (minutes after the end, without accounting)."""
-    told = queues.look(["scontrol", "show", "job", "-o", job], NAME)
-    if told is None:
-        told = queues.look(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"], NAME)
-        ended = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", told or "")
+    shown = queues.look(["scontrol", "show", "job", "-o", job], NAME)
+    if shown is None:
+        shown = queues.look(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"], NAME)
+        ended = re.match(r"([A-Z_]+)[^|]*\|(\d+:\d+)", shown or "")
         return _named(ended[1], "", ended[2]) if ended else None
-    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S+)", told))
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S+)", shown))
     found = _named(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", "0:0"))
     left = _seconds(fields.get("TimeLimit", "")) - _seconds(fields.get("RunTime", ""))
     return found._replace(left=left) if found.name == "running" else found

@@ -112,9 +112,9 @@ def check_env(ask: Ask) -> None:
             raise UsageError(f"a scheduler's flag is one line: {flag!r}")
 
 
-def write(folder: Path, told: dict[str, Any]) -> None:
+def write(folder: Path, record: dict[str, Any]) -> None:
     """Put ``job.json`` in its place."""
-    runfolder.put(folder / runfolder.JOB_RECORD, json.dumps(told, indent=1) + "\n")
+    runfolder.put(folder / runfolder.JOB_RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:

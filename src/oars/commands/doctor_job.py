@@ -58,23 +58,23 @@ def doctor_job(where: Path, gpus: int | None = None, launcher: str = "mpirun") -
             add_mpi(plan)
         plan.write(folder)
         code = Supervisor(folder, plan, show=False).run()
-        seen = [_told(folder / runfolder.log(rank)) for rank in range(len(names))]
-    silent = [name for name, told in zip(names, seen, strict=True) if told is None]
+        seen = [_report(folder / runfolder.log(rank)) for rank in range(len(names))]
+    silent = [name for name, node in zip(names, seen, strict=True) if node is None]
     if code or silent:
         raise UsageError(f"the nodes of this job cannot work together: {', '.join(silent) or names[0]} did not answer "
                          f"in {where.resolve()} (exit code {code}); can all nodes write there, and reach each other?")
-    return {"folder": str(where.resolve()), **_judged([told for told in seen if told is not None], gpus)}
+    return {"folder": str(where.resolve()), **_judged([node for node in seen if node is not None], gpus)}
 
 
 def _judged(seen: list[dict[str, Any]], gpus: int | None) -> dict[str, Any]:
-    apart = max(told["clock"] for told in seen) - min(told["clock"] for told in seen)
+    apart = max(node["clock"] for node in seen) - min(node["clock"] for node in seen)
     if apart > CLOCKS_APART:
         raise UsageError(f"the clocks of the nodes are {apart:.0f} s apart: let the site's staff know")
-    few = [told["host"] for told in seen if told["gpus"] < (gpus or 0)]
+    few = [node["host"] for node in seen if node["gpus"] < (gpus or 0)]
     if few:
         raise UsageError(f"{few[0]} shows fewer GPUs than the {gpus} that were asked for")
-    slowest = max(told["seconds"] for told in seen)
-    return {"hosts": [told["host"] for told in seen], "clocks_apart_s": round(apart, 3),
+    slowest = max(node["seconds"] for node in seen)
+    return {"hosts": [node["host"] for node in seen], "clocks_apart_s": round(apart, 3),
             "allreduce_bytes_per_s": round(MEGABYTES * 1e6 / slowest) if len(seen) > 1 else None}
 
 
@@ -86,7 +86,7 @@ def line(found: dict[str, Any]) -> str:
             + f", clocks within {found['clocks_apart_s']:.3f} s, {found['folder']} is the same on all")
 
 
-def _told(path: Path) -> dict[str, Any] | None:
+def _report(path: Path) -> dict[str, Any] | None:
     try:
         data: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
         return data

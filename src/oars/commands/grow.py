@@ -28,10 +28,10 @@ def grow(run: str, ranks: str) -> int:
     number = ranks.removeprefix("+")
     in_all = number if ranks == number else str(plan.ranks + int(number))
     if not _goes_on(folder):
-        raise UsageError(f"{folder.name} is not going: oars resume {folder.name} -n {in_all} goes on from its "
+        raise UsageError(f"{folder.name} is not running: oars resume {folder.name} -n {in_all} continues from its "
                          "snapshot, if it has one")
     if why := unable(plan):
-        raise UsageError(f"{folder.name} cannot grow while it goes ({why}): stop it with SIGTERM, then "
+        raise UsageError(f"{folder.name} cannot grow while it runs ({why}): stop it with SIGTERM, then "
                          f"oars resume {folder.name} -n {in_all}")
     if (folder / runfolder.GROW).exists() or (folder / runfolder.GROWING).exists():
         raise UsageError(f"{folder.name} is growing already: wait until it has")
@@ -39,16 +39,16 @@ def grow(run: str, ranks: str) -> int:
     runfolder.put(folder / runfolder.GROW,
                   json.dumps({"more": int(number)} if ranks != number else {"total": int(number)}))
     try:
-        told = _answer(folder)
+        answer = _answer(folder)
     except KeyboardInterrupt:
         return _take_back(folder)
-    if told is None:
+    if answer is None:
         complain(f"{folder.name} ended before it had grown")
         return 1
-    if "failed" in told:
-        complain(f"{folder.name} did not grow: {told['failed']}")
+    if "failed" in answer:
+        complain(f"{folder.name} did not grow: {answer['failed']}")
         return 1
-    print(f"{folder.name} runs on {told['ranks']} ranks from step {told['step'] + 1} on")
+    print(f"{folder.name} runs on {answer['ranks']} ranks from step {answer['step'] + 1} on")
     return 0
 
 
@@ -98,7 +98,7 @@ def _answer(folder: Path) -> dict[str, Any] | None:
 def _take_back(folder: Path) -> int:
     try:
         os.unlink(folder / runfolder.GROW)
-        complain("the request is taken back")
+        complain("the request is withdrawn")
     except OSError:
-        complain(f"too late to take it back: {folder.name} is growing")
+        complain(f"too late to withdraw it: {folder.name} is growing")
     return 130

@@ -44,13 +44,13 @@ class Part:
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
-        self.told = read(folder)
-        self.queue: ModuleType = QUEUES[self.told["on"]]
+        self.ask = read(folder)
+        self.queue: ModuleType = QUEUES[self.ask["on"]]
         names = (self.queue.JOB_ID, slurm.JOB_ID)  # the second: this PBS is a face of Slurm
-        self.id = next((os.environ[name] for name in names if name in os.environ), str(self.told["id"]))
+        self.id = next((os.environ[name] for name in names if name in os.environ), str(self.ask["id"]))
         self.number = sum(part["event"] == "began" for part in parts(folder)) + 1
         self.snapshot = newest(folder)
-        self.told_to_stop = ""  # why
+        self.stop_reason = ""  # why
         self.process: subprocess.Popen | None = None
 
     def run(self) -> int:
@@ -58,24 +58,24 @@ class Part:
         self.note("began", id=self.id, host=socket.gethostname(), snapshot=self.snapshot)
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, self.stop)
-        if self.told["on"] != "slurm" and self.told["seconds"]:
-            signal.alarm(max(1, self.told["seconds"] - queues.warning(self.told["seconds"])))
+        if self.ask["on"] != "slurm" and self.ask["seconds"]:
+            signal.alarm(max(1, self.ask["seconds"] - queues.warning(self.ask["seconds"])))
         try:
-            check_versions(self.told["versions"])
+            check_versions(self.ask["versions"])
             self.look_at_nodes()
         except (UsageError, HostsError) as error:
             complain(str(error))
             return self.end(2, str(error), False)
         self.process = subprocess.Popen(self.words(), env={**os.environ, JOB: str(self.folder)})
-        if self.told_to_stop:  # while it was starting
+        if self.stop_reason:  # while it was starting
             self.process.terminate()
         code = self.process.wait()
         return self.finish(code if code >= 0 else 128 - code)
 
     def look_at_nodes(self) -> None:
         """Before the first step: what is found goes into run.json."""
-        if self.told["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
-            found = doctor_job(self.folder, self.told["gpus"], launcher_of(self.command))
+        if self.ask["nodes"] > 1 and is_run(self.command) and self.snapshot is None:
+            found = doctor_job(self.folder, self.ask["gpus"], launcher_of(self.command))
             complain(line(found))
             (self.folder / runfolder.DOCTOR).write_text(json.dumps(found) + "\n")
 
@@ -96,36 +96,36 @@ class Part:
         """The end is near: a run is to take a snapshot and stop; other commands use the time that is left."""
         if number != signal.SIGTERM and not is_run(self.command):
             return
-        first = not self.told_to_stop
-        self.told_to_stop = self.told_to_stop or ("preempted" if number == signal.SIGTERM else "time limit")
+        first = not self.stop_reason
+        self.stop_reason = self.stop_reason or ("preempted" if number == signal.SIGTERM else "time limit")
         if self.process is not None and first:  # a second SIGTERM would stop it before its snapshot is written
             self.process.terminate()
 
     def finish(self, code: int) -> int:
         """How it ended, and whether it goes on."""
-        if code == 0 and "makes" in self.told:
+        if code == 0 and "makes" in self.ask:
             try:
-                write_manifest(self.folder, self.told["makes"])
+                write_manifest(self.folder, self.ask["makes"])
             except UsageError as error:
                 complain(str(error))
                 return self.end(1, str(error), False)
         kept = newest(self.folder)
         why = "" if code == 0 else f"exit code {code}"
-        if self.told_to_stop and code == STOPPED:
-            why = self.told_to_stop
+        if self.stop_reason and code == STOPPED:
+            why = self.stop_reason
             state = self.queue.state(self.id)
             if (self.folder / runfolder.CANCELLED).exists() or state is not None and state.name == "cancelled":
                 return self.end(code, "cancelled", False)
-            if state is not None and state.left > queues.warning(self.told["seconds"]) + SLURM_MAY_BE_EARLY:
+            if state is not None and state.left > queues.warning(self.ask["seconds"]) + SLURM_MAY_BE_EARLY:
                 why = "preempted"  # where a site lets the same signal tell of it
         elif code != ABORTED or kept is None:
             return self.end(code, last_words(self.folder, why), False)
         if not is_run(self.command) or kept is None:
-            return self.end(code, f"{why}: there is no snapshot to go on from", False)
+            return self.end(code, f"{why}: there is no snapshot to continue from", False)
         if kept == self.snapshot:
-            return self.end(code, f"{why}: this part has not come further than the one before", False)
-        if self.number > self.told["max_restarts"]:
-            return self.end(code, f"{why}: no more than {self.told['max_restarts']} restarts were asked for", False)
+            return self.end(code, f"{why}: this part did not get further than the part before", False)
+        if self.number > self.ask["max_restarts"]:
+            return self.end(code, f"{why}: no more than {self.ask['max_restarts']} restarts were asked for", False)
         return self.again(code, why)
 
     def again(self, code: int, why: str) -> int:
@@ -137,7 +137,7 @@ class Part:
             job = self.id if state is not None and state.name == "queued" else self.queue.again(
                 self.id, self.folder / "job.sh")
             if job != self.id:
-                write(self.folder, {**self.told, "id": job})
+                write(self.folder, {**self.ask, "id": job})
                 self.let_wait_for(job)
         except UsageError as error:
             complain(str(error))
@@ -205,4 +205,4 @@ def check_versions(submitted: dict[str, str]) -> None:
     for name, version in submitted.items():
         if here.get(name) != version:
             raise UsageError(f"{name} is {here.get(name, 'not here')} on {socket.gethostname()}, but {version} where "
-                             f"the job was submitted: this node's {sys.executable} is another, or its packages are")
+                             f"the job was submitted: this node has another {sys.executable}, or other packages")

@@ -42,7 +42,7 @@ def main(out: Path) -> int:
     out.write_text(text)
     print(shown(nodes, pair))
     if visible_gpus():
-        print("oars: what ranks on GPUs do to each other is not measured: set ranks_per_node, [node] and [[reduce]] "
+        print("oars: how ranks on GPUs slow each other down is not measured: set ranks_per_node, [node] and [[reduce]] "
               "for them yourself")
     print(out)
     return 0

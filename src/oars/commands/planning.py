@@ -112,7 +112,7 @@ def snapshot_plan(text: str | None) -> Period | None:
     if text is not None:
         given = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|steps?)", text)
         if given is None or not float(given[1]):
-            raise UsageError(f"--snapshot {text} is no period: use 30s, 10m, 2h, 100steps, or off")
+            raise UsageError(f"--snapshot {text} is not a period: use 30s, 10m, 2h, 100steps, or off")
         unit = given[2].rstrip("s") or "s"
         if unit == "step":
             when["steps"] = max(1, int(float(given[1])))

@@ -37,7 +37,7 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
     lock = take_lock(folder)  # refuses a run that is going
     check_sides(folder)
     if not (folder / runfolder.SNAPSHOTS).is_dir():
-        raise UsageError(f"{folder} holds no snapshot: it has finished, or never came to one")
+        raise UsageError(f"{folder} holds no snapshot: the run has finished, or ended before its first one")
     path, refused = newest(folder, lambda header: check(folder, header))
     for line in refused:
         complain(line)
@@ -47,7 +47,7 @@ def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str |
     try:
         os.chdir(old.cwd)
     except OSError as error:
-        raise UsageError(f"the run was started in {old.cwd}, where nobody can go now ({error.strerror})") from None
+        raise UsageError(f"the run was started in {old.cwd}, which cannot be entered now ({error.strerror})") from None
     plan = make_plan(old.script, old.args, old.module, ranks or old.ranks, find_place(where), where.per_node,
                      **changed(old, period, path.name))
     plan.started = old.started
@@ -63,7 +63,7 @@ def check_sides(folder: Path) -> None:
     """Refuse a run that another host goes on with, since a link was cut (``oars.hosts.lookout``)."""
     for path in folder.glob(runfolder.side("*")):
         if (host := path.read_text()) != socket.gethostname():
-            raise UsageError(f"{folder.name} goes on on {host}, which was cut off from the command's host: wait for "
+            raise UsageError(f"{folder.name} still runs on {host}, which was cut off from the command's host: wait for "
                              f"it, or end it there and remove {path}")
 
 
@@ -92,5 +92,5 @@ def go_on(folder: Path, plan: Plan, quiet: bool, lock: int) -> int:
             os.unlink(folder / name)
     step = read(folder / runfolder.SNAPSHOTS / plan.resume)[0]["step"]
     supervisor = Supervisor(folder, plan, quiet=quiet, lock=lock)
-    supervisor.screen.say(f"going on from the snapshot of step {step}")
+    supervisor.screen.say(f"continuing from the snapshot of step {step}")
     return finish(folder, plan, supervisor, start(folder, plan, supervisor))

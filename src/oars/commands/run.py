@@ -33,7 +33,7 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
     if (folder / runfolder.DOCTOR).exists():
         plan.doctor = json.loads((folder / runfolder.DOCTOR).read_text())
     supervisor = Supervisor(folder, plan, quiet=quiet)
-    if plan.ranks > 1 and not plan.survives and not launch.told_not_to_survive():
+    if plan.ranks > 1 and not plan.survives and not launch.survival_is_off():
         supervisor.screen.say("a dead rank will end this run: " + why_not(plan))
     if line := first_line(plan):
         supervisor.screen.say(line)

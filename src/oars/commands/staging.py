@@ -86,6 +86,6 @@ def _broadcast(folder: Path, plan: Plan, place: str, roots: dict[str, str]) -> i
 def line(plan: Plan) -> str:
     """What was done, for people."""
     assert plan.stage is not None
-    told, hosts = plan.stage, len(plan.hosts) or 1
-    return (f"brought {told['bytes'] / 1e6:.0f} MB to {hosts} host{'s' * (hosts > 1)} in {told['seconds']:.1f} s: "
-            f"ranks start from {told['place']}")
+    staged, hosts = plan.stage, len(plan.hosts) or 1
+    return (f"brought {staged['bytes'] / 1e6:.0f} MB to {hosts} host{'s' * (hosts > 1)} in {staged['seconds']:.1f} s: "
+            f"ranks start from {staged['place']}")

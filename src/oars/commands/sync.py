@@ -24,7 +24,7 @@ def sync_plan(sync: str, every: int | str | None, outer: str | None, warmup: int
         if value is not None and sync != "local":
             raise UsageError(f"{option} {value} is for --sync local; --sync {sync} has no rounds")
     if rotate and sync != "gossip":
-        raise UsageError(f"--rotate is for --sync gossip; with --sync {sync} nobody has partners")
+        raise UsageError(f"--rotate is for --sync gossip; with --sync {sync} ranks have no partners")
     if sync != "allreduce" and snapshot not in (None, "off"):
         raise UsageError(f"--snapshot {snapshot} needs ranks with equal weights: leave it out, or use --sync allreduce")
     check_wire(wire)
@@ -38,12 +38,12 @@ def sync_plan(sync: str, every: int | str | None, outer: str | None, warmup: int
         plan.update(rotate=rotate)
     if sync == "server":
         if wire.startswith("powersgd"):
-            raise UsageError(f"--wire {wire} needs all ranks' gradients at once, and servers hear one by one: use "
+            raise UsageError(f"--wire {wire} needs all ranks' gradients at once, but servers get them one by one: use "
                              "fp32, bf16, fp16, int8 or topk")
         bound = staleness or 0
         if backup and bound:
-            raise UsageError(f"--backup {backup} leaves out the slowest gradients of a step for which all wait: use "
-                             "--staleness 0")
+            raise UsageError(f"--backup {backup} leaves out the slowest gradients of a step, so all workers must "
+                             "wait for it: use --staleness 0")
         plan.update(servers=servers or 1, staleness=bound, backup=backup or 0,
                     placement=placement or "balanced")
     return plan
@@ -63,9 +63,9 @@ def check_wire(wire: str) -> None:
     """UsageError unless ``wire`` is one of WIRES."""
     given = re.fullmatch(r"fp32|bf16|fp16|int8|topk:(\d*\.?\d+(?:e-?\d+)?)|powersgd:(\d+)", wire)
     if given is None:
-        raise UsageError(f"--wire {wire} is none of {WIRES}")
+        raise UsageError(f"--wire {wire} is not one of {WIRES}")
     if given[1] is not None and not 0 < float(given[1]) <= 1:
-        raise UsageError(f"--wire {wire}: the fraction of values that travel is above 0 and at most 1, as in topk:0.01")
+        raise UsageError(f"--wire {wire}: the fraction of values to send is above 0 and at most 1, as in topk:0.01")
     if given[2] is not None and not int(given[2]):
         raise UsageError(f"--wire {wire}: the rank is 1 or more, as in powersgd:4")
 
@@ -74,21 +74,21 @@ def first_line(plan: Plan) -> str:
     """What the same training still means in this run; "" where it means all it did."""
     if plan.ranks == 1:
         return ""
-    wire = "" if plan.wire == "fp32" else f"travel as {plan.wire}, with what is lost added later"
+    wire = "" if plan.wire == "fp32" else f"are sent as {plan.wire}, and rounding errors are added later"
     if plan.sync == "allreduce":
-        return wire and (f"gradients {wire}: samples, files and evaluation are as ever, all ranks' weights are equal, "
-                         "losses near one process's (docs/sync.md)")
-    as_ever = "samples, their order, files and evaluation are as ever, a loss read in training is the rank's own"
+        return wire and (f"gradients {wire}: samples, files and evaluation are unchanged, all ranks' weights are "
+                         "equal, losses near one process's (docs/sync.md)")
+    unchanged = "samples, their order, files and evaluation are unchanged, a loss read in training is the rank's own"
     if plan.sync == "gossip":
         return ("each rank trains on its own rows, and after every step averages with one other without waiting"
-                + (f" (weights {wire.partition(',')[0]})" if wire else "") + f"; {as_ever} (docs/sync.md)")
+                + (f" (weights {wire.partition(',')[0]})" if wire else "") + f"; {unchanged} (docs/sync.md)")
     if plan.sync == "server":
         k, n = plan.servers, plan.ranks - plan.servers
         late = "at every step" if not plan.staleness else f"at most {plan.staleness} steps apart"
         late += f", less the slowest {plan.backup}" if plan.backup else ""
         return (f"{n} rank{'s' * (n > 1)} train{'s' * (n == 1)} on own rows, {late}, and {k} hold{'s' * (k == 1)} the "
-                f"weights" + (f" (gradients {wire})" if wire else "") + f"; {as_ever} (docs/sync.md)")
+                f"weights" + (f" (gradients {wire})" if wire else "") + f"; {unchanged} (docs/sync.md)")
     how = "average their weights" if plan.outer == "sgd" else "make an outer step of their mean change"
-    often = "now and then" if plan.every == "auto" else f"every {plan.every} steps"
+    often = "from time to time" if plan.every == "auto" else f"every {plan.every} steps"
     return (f"each rank trains on its own rows, and {often} all {how}"
-            + (f" (changes {wire})" if wire else "") + f"; {as_ever} (docs/sync.md)")
+            + (f" (changes {wire})" if wire else "") + f"; {unchanged} (docs/sync.md)")

@@ -59,7 +59,7 @@ def compare(one: Path, many: Path, ranks: int) -> tuple[bool, str]:
     for step, (a, b) in enumerate(zip(losses, theirs, strict=False), 1):
         difference = _difference(a, b)
         if difference > LOSS_TOLERANCE:
-            return False, (f"not the same: at step {step} the loss is {_told(a)} on one rank and {_told(b)} on {ranks}"
+            return False, (f"not the same: at step {step} the loss is {_text(a)} on one rank and {_text(b)} on {ranks}"
                            f"; {_blame(step)}")
         worst = max(worst, difference)
     if len(losses) != len(theirs):
@@ -71,8 +71,8 @@ def compare(one: Path, many: Path, ranks: int) -> tuple[bool, str]:
     wrong, off = _weights(one / runfolder.WEIGHTS, many / runfolder.WEIGHTS, ranks)
     if wrong:
         return False, f"not the same: {wrong}; see Gradients in the contract"
-    told = f"losses agree to {worst:.1g}, weights to {off:.1g}"
-    return True, f"same training on 1 and {ranks} ranks: over {len(losses)} steps {told}"
+    agreement = f"losses agree to {worst:.1g}, weights to {off:.1g}"
+    return True, f"same training on 1 and {ranks} ranks: over {len(losses)} steps {agreement}"
 
 
 def _losses(folder: Path) -> list[float | None]:
@@ -91,7 +91,7 @@ def _difference(a: float | None, b: float | None) -> float:
     return abs(a - b) / max(1.0, abs(a))
 
 
-def _told(loss: float | None) -> str:
+def _text(loss: float | None) -> str:
     return "unknown" if loss is None else f"{loss:.7g}"
 
 

@@ -27,10 +27,10 @@ class ArrowReader(Reader):
     def __init__(self, path: str, *, parquet: bool, columns: Sequence[str] | None = None) -> None:
         need("pyarrow.parquet" if parquet else "pyarrow", path)
         self.path, self._parquet = path, parquet
-        told = ask(path, _look_parquet if parquet else _look_arrow)
-        self.starts = np.concatenate([[0], np.cumsum(told["groups"], dtype=np.int64)])
+        layout = ask(path, _look_parquet if parquet else _look_arrow)
+        self.starts = np.concatenate([[0], np.cumsum(layout["groups"], dtype=np.int64)])
         self.rows = int(self.starts[-1])
-        known = dict(told["columns"])
+        known = dict(layout["columns"])
         missing = [name for name in columns or () if name not in known]
         if missing:
             raise DataError(f"{path}: no column {', '.join(missing)}; there is {', '.join(known)}")
@@ -134,14 +134,14 @@ def _schema(schema: Any, missing: Callable[[str], bool]) -> list[tuple[str, tupl
         if t.is_dictionary(kind):
             kind = kind.value_type
         if t.is_string(kind) or t.is_large_string(kind):
-            told: tuple[str, Any, bool] = ("text", width, missing(field.name))
+            entry: tuple[str, Any, bool] = ("text", width, missing(field.name))
         elif t.is_binary(kind) or t.is_large_binary(kind):
-            told = ("bytes", width, missing(field.name))
+            entry = ("bytes", width, missing(field.name))
         elif t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind):
-            told = (str(np.dtype(kind.to_pandas_dtype())), width, missing(field.name))
+            entry = (str(np.dtype(kind.to_pandas_dtype())), width, missing(field.name))
         else:
-            told = ("unreadable", str(field.type), False)
-        found.append((field.name, told))
+            entry = ("unreadable", str(field.type), False)
+        found.append((field.name, entry))
     return found
 
 

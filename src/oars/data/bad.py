@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oars.data.errors import DataError
+from oars.data.shards import write_whole
 
 POLICIES = ("raise", "skip", "quarantine")
 
@@ -35,7 +36,7 @@ def one_line(error: Exception) -> str:
 def check_policy(on_bad: str) -> None:
     """``on_bad`` is one of the three."""
     if on_bad not in POLICIES:
-        raise ValueError(f"on_bad={on_bad!r} is none of {', '.join(POLICIES)}")
+        raise ValueError(f"on_bad={on_bad!r} is not one of {', '.join(POLICIES)}")
 
 
 def act_on(found: list[Bad], on_bad: str, beside: str) -> None:
@@ -50,10 +51,8 @@ def act_on(found: list[Bad], on_bad: str, beside: str) -> None:
 def write(found: Iterable[Bad], beside: str) -> Path:
     """List bad rows in ``NAME.bad.jsonl`` next to the data, whole or not at all."""
     target = Path(os.path.abspath(beside)).with_name(Path(os.path.abspath(beside)).name + ".bad.jsonl")
-    part = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        part.write_text("".join(json.dumps(bad._asdict()) + "\n" for bad in found), encoding="utf-8")
-        os.replace(part, target)
+        write_whole(target, "".join(json.dumps(bad._asdict()) + "\n" for bad in found).encode())
     except OSError as error:
         raise DataError(
             f"{target}: the list of bad rows cannot be written here ({error.strerror}); use on_bad='skip' "

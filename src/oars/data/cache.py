@@ -35,11 +35,11 @@ def folder() -> Path:
 
 def fingerprint_of_many(files: list[str]) -> str:
     """Changes when one of these files does, told by their sizes and times alone: there may be a million."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         stat = os.stat(file)
-        told.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return told.hexdigest()[:32]
+        digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 def fingerprint(path: str) -> str:

@@ -20,19 +20,19 @@ _CACHE = 32 << 20  # bytes of unpacked chunks kept for the rows that are asked f
 class Chunked:
     """Rows from chunks; the ones used last stay unpacked."""
 
-    def __init__(self, file: File, name: str, dtype: np.dtype, shape: tuple[int, ...], told: dict[str, Any]) -> None:
+    def __init__(self, file: File, name: str, dtype: np.dtype, shape: tuple[int, ...], layout: dict[str, Any]) -> None:
         self.file, self.name, self.dtype, self.shape = file, name, dtype, shape
-        self.chunk = tuple(told["chunk"])
-        self.filters: list[str] = told["filters"]
+        self.chunk = tuple(layout["chunk"])
+        self.filters: list[str] = layout["filters"]
         self.chunk_bytes = dtype.itemsize
         for size in self.chunk:
             self.chunk_bytes *= size
         if min(self.chunk) < 1 or self.chunk_bytes >= 1 << 32:
             raise DataError(f"{file.path}: {name}: chunks of {self.chunk} are not possible")
-        self._fill = bytes.fromhex(told["fill"])
+        self._fill = bytes.fromhex(layout["fill"])
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(shape, self.chunk, strict=True))
         try:
-            table = np.array(told["chunks"], np.int64).reshape(-1, len(shape) + 3)
+            table = np.array(layout["chunks"], np.int64).reshape(-1, len(shape) + 3)
         except OverflowError:
             raise DataError(f"{file.path}: {name}: a chunk that cannot be in any file: damaged") from None
         where, astray = np.divmod(table[:, : len(shape)], np.array(self.chunk))

@@ -55,7 +55,7 @@ examples:
 
 def parser() -> Parser:
     """All verbs of ``oars data``."""
-    top = Parser(prog="oars data", description="From archives of images to shards, and what there is to know of them.",
+    top = Parser(prog="oars data", description="Pack archives of images into shards, and inspect them.",
                  epilog=TOP, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
 
@@ -70,9 +70,9 @@ def parser() -> Parser:
     pack.add_argument("--labels", metavar="FILE", type=Path,
                       help="labels for class names: another pack's labels.json, or a name per line (default: 0, 1, ... "
                       "in the order of the sorted names)")
-    pack.add_argument("--seed", type=int, default=0, help="of the order of the images (default: 0)")
+    pack.add_argument("--seed", type=int, default=0, help="seed of the order of the images (default: 0)")
     pack.add_argument("--shard-mb", type=count_of("megabytes"), default=256, metavar="MB",
-                      help="about so much in each shard (default: 256)")
+                      help="approximate size of a shard (default: 256)")
     _workers(pack)
 
     check = verb("check", "verify counts, checksums, images, labels, balance and order", CHECK)
@@ -84,12 +84,12 @@ def parser() -> Parser:
     show.add_argument("-n", dest="count", type=count_of("images"), default=25, metavar="N", help="images (default: 25)")
     show.add_argument("--to", type=Path, default=Path("contact-sheet.png"), metavar="FILE",
                       help="where to write it (default: contact-sheet.png)")
-    show.add_argument("--seed", type=int, default=0, help="of the choice of images (default: 0)")
+    show.add_argument("--seed", type=int, default=0, help="seed of the choice of images (default: 0)")
 
     stats = verb("stats", "mean and standard deviation of each channel", "example:\n  oars data stats shards/train\n")
     stats.add_argument("out", metavar="OUT", type=Path)
     stats.add_argument("-n", dest="count", type=count_of("images"), default=10_000, metavar="N",
-                       help="so many images, evenly over the whole set (default: 10000)")
+                       help="number of images, evenly from the whole set (default: 10000)")
     _workers(stats)
 
     export = verb("export", "write shards in another format",

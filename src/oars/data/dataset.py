@@ -239,7 +239,7 @@ class Data(_Dataset):
         may also be an array with a value for each row.
         """
         if by not in split_.WAYS:
-            raise ValueError(f"by={by!r} is none of {', '.join(split_.WAYS)}")
+            raise ValueError(f"by={by!r} is not one of {', '.join(split_.WAYS)}")
         values = None
         if by in ("stratified", "group"):
             if column is None and (self._label is None or by == "group"):

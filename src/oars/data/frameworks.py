@@ -108,7 +108,7 @@ def tf_data(data: Data, batch_size: int | None) -> Any:
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size={batch_size} is no number of rows")
     if not len(data):
-        raise ValueError("no rows: TensorFlow cannot be told their kind")
+        raise ValueError("no rows: TensorFlow needs their type and shape")
     like = batch(data, [0])
 
     def spec(array: Any) -> Any:

@@ -30,16 +30,16 @@ _ALWAYS, _MOST_TIMES = 1 << 30, 1100  # data may be this large, or this many tim
 class Set:
     """A data set of a file as the child has told it."""
 
-    def __init__(self, told: dict[str, Any], file: File) -> None:
-        self.name: str = told["name"]
-        self.rows: int = told["shape"][0]
-        self.shape: tuple[int, ...] = tuple(told["shape"][1:])
-        self.unlimited: bool = told["unlimited"]
-        self.attributes: dict[str, Any] = told["attributes"]
-        self.dims: list[str | None] = told["dims"]
-        self.text: bool = told["text"]
-        self.dtype = np.dtype(object) if self.text else dtype_from(told["dtype"])
-        self.how = told["how"]
+    def __init__(self, layout: dict[str, Any], file: File) -> None:
+        self.name: str = layout["name"]
+        self.rows: int = layout["shape"][0]
+        self.shape: tuple[int, ...] = tuple(layout["shape"][1:])
+        self.unlimited: bool = layout["unlimited"]
+        self.attributes: dict[str, Any] = layout["attributes"]
+        self.dims: list[str | None] = layout["dims"]
+        self.text: bool = layout["text"]
+        self.dtype = np.dtype(object) if self.text else dtype_from(layout["dtype"])
+        self.how = layout["how"]
         total = self.dtype.itemsize * math.prod((self.rows, *self.shape))
         if total > max(_ALWAYS, _MOST_TIMES * file.size):
             raise DataError(
@@ -48,9 +48,9 @@ class Set:
             )
         self.column: Flat | Chunked | Library
         if self.how == "flat":
-            self.column = Flat(file, told["offset"], self.dtype, self.shape, self.rows, name=self.name)
+            self.column = Flat(file, layout["offset"], self.dtype, self.shape, self.rows, name=self.name)
         elif self.how == "chunked":
-            self.column = Chunked(file, self.name, self.dtype, (self.rows, *self.shape), told)
+            self.column = Chunked(file, self.name, self.dtype, (self.rows, *self.shape), layout)
         else:
             self.column = Library(file.path, self.name, self.dtype, self.shape, self.text)
 
@@ -58,8 +58,8 @@ class Set:
 def describe(path: str) -> tuple[dict[str, dict[str, Any]], bool]:
     """What the child tells of the data sets that have rows, by name; and whether the file is NetCDF-4."""
     need("h5py", path)
-    told = ask(path, look)
-    return {one["name"]: one for one in told["sets"]}, told["netcdf"]
+    answer = ask(path, look)
+    return {one["name"]: one for one in answer["sets"]}, answer["netcdf"]
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class PerClass(Reader):
 
 def open_hdf5(
     path: str,
-    told: dict[str, dict[str, Any]],
+    described: dict[str, dict[str, Any]],
     columns: Sequence[str] | None = None,
     group: str | None = None,
     layout: str | None = None,
@@ -278,9 +278,9 @@ def open_hdf5(
     if layout not in (None, "columns", "classes"):
         raise ValueError(f"layout={layout!r} is neither 'columns' nor 'classes'")
     file = File(path)
-    names = choose(path, told, columns, group)
+    names = choose(path, described, columns, group)
     prefix = f"{group.strip('/')}/" if group else ""
-    sets = [Set(told[prefix + name], file) for name in names]
+    sets = [Set(described[prefix + name], file) for name in names]
     same_length = len({s.rows for s in sets}) == 1
     same_kind = len({(s.shape, s.dtype) for s in sets}) == 1 and not any(s.dtype.kind in "SO" for s in sets)
     if layout == "classes" or (layout is None and not same_length and same_kind):
@@ -292,12 +292,13 @@ def open_hdf5(
     return Hdf5Reader(path, sets, names)
 
 
-def choose(path: str, told: dict[str, dict[str, Any]], columns: Sequence[str] | None, group: str | None) -> list[str]:
+def choose(path: str, described: dict[str, dict[str, Any]], columns: Sequence[str] | None,
+           group: str | None) -> list[str]:
     """The names, within the group, of the data sets that are wanted: all that can be read unless ``columns`` says."""
     prefix = f"{group.strip('/')}/" if group else ""
-    inside = {name[len(prefix) :]: one for name, one in told.items() if name.startswith(prefix)}
+    inside = {name[len(prefix) :]: one for name, one in described.items() if name.startswith(prefix)}
     if group and not inside:
-        groups = ", ".join(sorted({name.rpartition("/")[0] for name in told} - {""}))
+        groups = ", ".join(sorted({name.rpartition("/")[0] for name in described} - {""}))
         raise DataError(f"{path}: no group {group!r} with data sets in it; there is {groups or 'no group at all'}")
     for name in columns or ():
         if name not in inside:

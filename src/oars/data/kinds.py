@@ -46,17 +46,17 @@ def kind_of(path: str) -> tuple[str, str | None]:
     how = unpack.method(head)
     if how:
         return _inside(path, unpack.peek(path, how, _HEAD), how)
-    return _told(path, head), None
+    return _kind(path, head), None
 
 
 def _inside(path: str, head: bytes, how: str) -> tuple[str, str]:
-    kind = _told(path, head) if head else "csv"
+    kind = _kind(path, head) if head else "csv"
     if kind not in ("csv", "idx", "pickle", "npy"):
         raise DataError(f"{path}: {how} around a {kind} file; unpack it first")
     return kind, how
 
 
-def _told(path: str, head: bytes) -> str:
+def _kind(path: str, head: bytes) -> str:
     for magic, kind in (
         (b"CDF\x01", "netcdf"),
         (b"CDF\x02", "netcdf"),
@@ -153,10 +153,10 @@ def _reader(kind: str, plain: str, path: str, columns: list[str] | None, given: 
         case "hdf5":
             from oars.data import hdf5, netcdf
 
-            told, is_netcdf = hdf5.describe(path)
+            described, is_netcdf = hdf5.describe(path)
             if is_netcdf or "along" in given:
-                return netcdf.open_netcdf4(path, told, columns, given.get("along"), given.get("group"))
-            return hdf5.open_hdf5(path, told, columns, given.get("group"), given.get("layout"))
+                return netcdf.open_netcdf4(path, described, columns, given.get("along"), given.get("group"))
+            return hdf5.open_hdf5(path, described, columns, given.get("group"), given.get("layout"))
         case "netcdf":
             from oars.data.netcdf import ClassicReader
 

@@ -309,20 +309,20 @@ def choose(
 
 def open_netcdf4(
     path: str,
-    told: dict[str, dict[str, Any]],
+    described: dict[str, dict[str, Any]],
     columns: Sequence[str] | None = None,
     along: str | None = None,
     group: str | None = None,
 ) -> Reader:
     """The variables of a NetCDF-4 file along one dimension."""
-    told = {
+    described = {
         name: one
-        for name, one in told.items()
+        for name, one in described.items()
         if not str(one["attributes"].get("NAME", "")).startswith("This is a netCDF dimension but not")
     }
-    inside = hdf5.choose(path, told, columns, group)
+    inside = hdf5.choose(path, described, columns, group)
     prefix = f"{group.strip('/')}/" if group else ""
-    record = next((one["dims"][0] for one in told.values() if one["unlimited"] and one["dims"]), None)
-    _, names = choose(path, {name: told[prefix + name]["dims"] for name in inside}, columns, along, record)
+    record = next((one["dims"][0] for one in described.values() if one["unlimited"] and one["dims"]), None)
+    _, names = choose(path, {name: described[prefix + name]["dims"] for name in inside}, columns, along, record)
     file = File(path)
-    return Netcdf4Reader(path, [hdf5.Set(told[prefix + name], file) for name in names], names)
+    return Netcdf4Reader(path, [hdf5.Set(described[prefix + name], file) for name in names], names)

@@ -19,7 +19,7 @@ class Epoch:
     """A counter that workers share."""
 
     def __init__(self) -> None:
-        self._told = False  # by the script itself
+        self._set_by_script = False  # by the script itself
         try:
             import torch
         except ImportError:
@@ -40,12 +40,12 @@ class Epoch:
         """The script says which epoch it is."""
         if epoch < 0:
             raise ValueError(f"epoch {epoch}: they count from 0")
-        self._told = True
+        self._set_by_script = True
         self._number[0] = epoch
 
     def begins(self) -> None:
         """A loader begins a pass."""
-        if not self._told:
+        if not self._set_by_script:
             self._number[0] += 1
 
 

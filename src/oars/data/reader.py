@@ -233,11 +233,11 @@ class Joined(Reader):
     def _agree(self, other: Reader) -> None:
         first = self.readers[0].path
         if other.classes != self.classes:
-            raise DataError(f"{other.path}: its classes are not {first}'s; open them apart")
+            raise DataError(f"{other.path}: its classes are not {first}'s; open them separately")
         if list(other.fields) != list(self.fields):
             raise DataError(
                 f"{other.path}: its columns {', '.join(other.fields)} are not {first}'s "
-                f"{', '.join(self.fields)}; open them apart, or choose columns=[...]"
+                f"{', '.join(self.fields)}; open them separately, or choose columns=[...]"
             )
         for name, field in other.fields.items():
             mine = self.fields[name]

@@ -28,7 +28,7 @@ class Parted(Exception):
     """This rank is in another meeting than others."""
 
 
-PARTED = "(the script does not do the same on every rank: it looks at something that differs between them)"
+PARTED = "(the script does not do the same on every rank: it reads something that differs between ranks)"
 
 
 class OutOfStep(RuntimeError):
@@ -54,7 +54,7 @@ def judged(reports: list[Report], rank: int, mine: BaseException | None) -> Base
     first = next(r for r in reports if r.error)
     if any(isinstance(pickle.loads(r.error), Parted) for r in reports if r.error):
         where = ", ".join(f"rank {r.rank} in {r.meeting}" for r in reports)
-        return Astray(f"oars: the ranks have parted: {where} {PARTED}")
+        return Astray(f"oars: the ranks are out of step: {where} {PARTED}")
     error = mine if mine is not None and first.rank == rank else pickle.loads(first.error)
     if first.place is not None and all(r.place is not None and r.place[0] == first.place[0] for r in reports):
         return Whole(error, len({r.place for r in reports}) == 1)

@@ -84,7 +84,7 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
             merged = across.Merge(high)
             merged.Set_errhandler(mpi.ERRORS_RETURN)
             places = world.places(merged)
-            told = world.gather_objects(merged, world.standing())
+            standings = world.gather_objects(merged, world.standing())
             whole = True
         except mpi.Exception:
             if merged is not None:
@@ -99,8 +99,8 @@ def _meet(world: World, connect: Callable[[], Any], high: bool) -> bool:
         world.patient = patient
         world.board.leave(world.standing()[1])
     if whole:
-        era, done = told[0]  # the first old rank's
-        world.settle(merged, places)
+        era, done = standings[0]  # the first old rank's
+        world.set_ranks(merged, places)
         world.begin_era(era + 1, done)
         world.board.leave(done)
         for tell in world.on_growth:

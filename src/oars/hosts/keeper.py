@@ -113,7 +113,7 @@ class Keeper:
 
     def wait(self) -> int:
         """Until mpirun has ended; sooner only if the daemon has never come, or has gone in good order."""
-        told = False
+        reported = False
         while not self._mpirun_ended():
             time.sleep(0.1)
             status = self.shell.poll()
@@ -121,14 +121,14 @@ class Keeper:
                 return status
             if self._ended_well():
                 return 0
-            if self.proxy is not None and self.proxy.dark() and not told:
-                told = True
-                print(f"oars: nothing is heard of {self.host}", file=sys.stderr, flush=True)
+            if self.proxy is not None and self.proxy.dark() and not reported:
+                reported = True
+                print(f"oars: no sign of life from {self.host}", file=sys.stderr, flush=True)
                 (self.folder / runfolder.dark(self.proxy.hostname)).touch()
                 self.proxy.lose()
             gone = status is not None or (self.proxy is not None and self.proxy.gone.is_set())
-            if gone and not told and not self._mpirun_ended(ENDS_WITHIN) and not self._ended_well():
-                told = True
+            if gone and not reported and not self._mpirun_ended(ENDS_WITHIN) and not self._ended_well():
+                reported = True
                 print(f"oars: the MPI daemon of {self.host} is gone", file=sys.stderr, flush=True)
                 (self.folder / runfolder.gone(self.host)).touch()
         try:

@@ -81,8 +81,8 @@ def own_addresses() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:
-                told = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-                found.append(socket.inet_ntoa(told[20:24]))
+                reply = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                found.append(socket.inet_ntoa(reply[20:24]))
             except OSError:  # it has none
                 pass
     try:
@@ -100,14 +100,14 @@ def write_addresses(folder: Path) -> None:
 
 def addresses_of(folder: Path, hosts: Iterable[str], others: Iterable[str]) -> list[str]:
     """Where ``hosts`` are, without addresses that some of the ``others`` have too (each host's own bridges)."""
-    def told(host: str) -> set[str]:
+    def listed_by(host: str) -> set[str]:
         try:
             return set(json.loads((folder / runfolder.at(host)).read_text()))
         except (OSError, ValueError):
             return set()
 
-    theirs: set[str] = set().union(*map(told, hosts))
-    return sorted(theirs.difference(*map(told, others)))
+    theirs: set[str] = set().union(*map(listed_by, hosts))
+    return sorted(theirs.difference(*map(listed_by, others)))
 
 
 class Beat:
@@ -171,10 +171,10 @@ def end(link: socket.socket) -> None:
 
 
 class Lookout:
-    """One host's. ``told`` is what the keeper wrote for it."""
+    """One host's. ``orders`` is what the keeper wrote for it."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told, self.folder, self.lease = told, Path(told["folder"]), told["lease"]
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self.orders, self.folder, self.lease = orders, Path(orders["folder"]), orders["lease"]
         self.host = socket.gethostname()
         self.alone = False  # nothing from mpirun counts any more
         self.place = tempfile.mkdtemp(prefix="oars-")
@@ -188,17 +188,18 @@ class Lookout:
     def _reach_keeper(self, what: str) -> socket.socket:
         """A connection to the keeper, whose host has an address for each of its networks; not all lead there."""
         trouble: OSError | None = None
-        for address in self.told["addresses"]:
+        for address in self.orders["addresses"]:
             try:
-                link = socket.create_connection((address, self.told["port"]), timeout=10)
+                link = socket.create_connection((address, self.orders["port"]), timeout=10)
             except OSError as error:
                 trouble = error
                 continue
             link.settimeout(None)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.sendall(json.dumps({"secret": self.told["secret"], "what": what, "host": self.host}).encode() + b"\n")
+            hello = {"secret": self.orders["secret"], "what": what, "host": self.host}
+            link.sendall(json.dumps(hello).encode() + b"\n")
             return link
-        raise SystemExit(f"oars: {self.host} cannot reach the command's host at {self.told['addresses']}: {trouble}")
+        raise SystemExit(f"oars: {self.host} cannot reach the command's host at {self.orders['addresses']}: {trouble}")
 
     def _serve(self) -> None:
         while True:
@@ -226,7 +227,7 @@ class Lookout:
         write_addresses(self.folder)
         address, port = self.listener.getsockname()
         command = ADDRESS.sub(lambda found: f'{found[1]}{address}:{port}{found[4].partition(",")[0]}"',
-                              self.told["command"])
+                              self.orders["command"])
         daemon = subprocess.Popen(["/bin/sh", "-c", command], env={**os.environ, HUB: self.hub.path},
                                   start_new_session=True)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -254,7 +255,7 @@ class Lookout:
             return False
         time.sleep(WAITS * self.lease)
         living = living_at(self.folder)
-        others = {host for host in living.values() if host != self.host} | {self.told["from"]}
+        others = {host for host in living.values() if host != self.host} | {self.orders["from"]}
         if not claim(self.folder, len(living), self.host):
             return False
         self.hub.tell({"cut": addresses_of(self.folder, others, [self.host])})
@@ -263,7 +264,7 @@ class Lookout:
     def _weigh(self) -> bool:
         living = living_at(self.folder)
         here = [rank for rank, host in living.items() if host == self.host]
-        return bool(self.told["hold"]) and bool(here) and goes_on(here, living)
+        return bool(self.orders["hold"]) and bool(here) and goes_on(here, living)
 
 
 def receive(link: socket.socket) -> bytes:

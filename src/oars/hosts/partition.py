@@ -49,7 +49,7 @@ class Sides:
         self.left |= names
         lost = sorted(living.keys() - set(here))
         text = f"nothing has been heard of {' and '.join(sorted(names))} for {lease(self.plan) + waits:.0f} s"
-        self.say(f"{text}: the ranks on the other hosts go on without")
+        self.say(f"{text}: the ranks on the other hosts continue without them")
         with open(self.folder / runfolder.EVENTS, "a") as file:
             file.write(json.dumps({"time": time.time(), "event": "dark", "hosts": sorted(names), "ranks": lost}) + "\n")
         others = {living[rank] for rank in here} | {socket.gethostname()}

@@ -43,7 +43,7 @@ class Reach:
         self.silent: set[str] = set()  # hosts whose deputy does not answer
         self._numbers = itertools.count(1)
         self._asked: dict[str, tuple[int, float]] = {}  # host: the question it has not answered, and when it came
-        self._told: dict[str, tuple[float, dict[int, Glance]]] = {}  # host: its last answer, and when it was asked
+        self._answers: dict[str, tuple[float, dict[int, Glance]]] = {}  # host: its last answer, and when it was asked
 
     def kill(self, host: str, pid: int, number: int) -> None:
         """Send a signal."""
@@ -69,10 +69,10 @@ class Reach:
             self._hear(host, ranks)
         now = time.monotonic()
         for host in elsewhere.keys() - self.silent:
-            at, told = self._told.get(host, (0.0, {}))
+            at, answer = self._answers.get(host, (0.0, {}))
             if now - at > ANSWERS_WITHIN:  # of an earlier stall, or none
                 return None
-            found.update(told)
+            found.update(answer)
         return found
 
     def _hear(self, host: str, ranks: list[int]) -> None:
@@ -82,7 +82,7 @@ class Reach:
         answer = self._answer(host, number) if number else None
         if answer is not None:
             self.silent.discard(host)
-            self._told[host] = at, {int(rank): Glance(state, stacks.Spent(cpu, io))
+            self._answers[host] = at, {int(rank): Glance(state, stacks.Spent(cpu, io))
                                     for rank, (state, cpu, io) in answer.items()}
         elif now - at > ANSWERS_WITHIN:
             self.silent.add(host)

@@ -43,8 +43,8 @@ class Ends:
         seams.watch_exit(self.hard_exit)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.interrupt)
-        _reserve(self.folder, runfolder.exit_file(self.rank))
-        write(self.folder, runfolder.pid(self.rank), self.pid)
+        runfolder.reserve(self.folder / runfolder.exit_file(self.rank))
+        self._put(runfolder.pid(self.rank), self.pid)
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C: an adapter that polls raises on all ranks at the same step; else it is raised here and now."""
@@ -73,19 +73,19 @@ class Ends:
         with open(self.stderr, "rb") as file:
             file.seek(start)
             text = file.read().decode(errors="replace")
-        write(self.folder, runfolder.error(self.rank), {"text": text})
+        self._put(runfolder.error(self.rank), {"text": text})
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
         if self.joins and self.world.waits_to_join:
-            write(self.folder, runfolder.stayed(self.rank), f"rank {self.rank} could not follow the script: {how}")
+            self._put(runfolder.stayed(self.rank), f"rank {self.rank} could not follow the script: {how}")
             true_exit(0)
         if self.joins:  # the others go on without it
             print(f"oars: rank {self.rank} joined, and cannot go on: {how}", file=sys.__stderr__, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         text = f"cannot resume {self.folder.name}: "
         text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
-        write(self.folder, runfolder.error(self.rank), {"usage": text})
+        self._put(runfolder.error(self.rank), {"usage": text})
         true_exit(2)
 
     def met_the_others(self) -> int:
@@ -105,7 +105,7 @@ class Ends:
         """The script's own code is done; its threads and atexit handlers follow."""
         if os.getpid() != self.pid:
             _leave_child(code)
-        write(self.folder, runfolder.exit_file(self.rank), {"code": code})
+        self._put(runfolder.exit_file(self.rank), {"code": code})
 
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
@@ -114,7 +114,7 @@ class Ends:
                 true_exit(0)
             code = code or self.met_the_others()
             self.record.close()
-            write(self.folder, runfolder.exit_file(self.rank), {"code": code & 0xFF, "hard": True})
+            self._put(runfolder.exit_file(self.rank), {"code": code & 0xFF, "hard": True})
             files.close()
             if self.survivor is not None and code == 0:
                 self.survivor.leave()
@@ -148,7 +148,10 @@ class Ends:
 
     def left(self) -> None:
         """Nothing is left to do here, so that the supervisor may end an mpirun that waits for a dead host."""
-        write(self.folder, runfolder.left(self.rank), self.pid)
+        self._put(runfolder.left(self.rank), self.pid)
+
+    def _put(self, name: str, value: object) -> None:
+        runfolder.put(self.folder / name, json.dumps(value))
 
 
 def _last_line(error: BaseException) -> str:
@@ -204,22 +207,3 @@ def _runs(frame: FrameType | None, names: dict) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def write(folder: Path, name: str, value: object) -> None:
-    """Write a small file that appears whole, past any patched file functions."""
-    part = folder / runfolder.part_of(name)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
-    os.write(fd, json.dumps(value).ljust(_RESERVED).encode())
-    os.close(fd)
-    os.replace(part, folder / name)
-
-
-_RESERVED = 64  # bytes
-
-
-def _reserve(folder: Path, name: str) -> None:
-    """Room for a file that must be written though the disk is full by then."""
-    fd = os.open(folder / runfolder.part_of(name), os.O_WRONLY | os.O_CREAT, 0o666)
-    os.write(fd, b" " * _RESERVED)
-    os.close(fd)

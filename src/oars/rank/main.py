@@ -31,7 +31,7 @@ from oars.cluster import launchers
 from oars.hosts import links
 from oars.hosts.hub import HUB
 from oars.plan import Plan, available_cores, error_file, visible_gpus
-from oars.rank.ends import Ends, true_exit, write
+from oars.rank.ends import Ends, true_exit
 from oars.rank.record import Record
 from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
@@ -56,7 +56,7 @@ def main() -> None:
     rank = first + int(_launched("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "ALPS_APP_PE")) if many else 0
     redirect_output(folder, rank, plan)
     debug.begin(folder / runfolder.debug_log(rank))
-    write(folder, runfolder.born(rank), [socket.gethostname(), os.getpid()])
+    runfolder.put(folder / runfolder.born(rank), json.dumps([socket.gethostname(), os.getpid()]))
     world: Any = None
     if many:
         cores = available_cores()
@@ -143,12 +143,12 @@ def keep_memory() -> None:
 def joining_plan(folder: Path, first: int) -> dict[str, Any]:
     """What ranks that join have to know; if nobody waits for them any more they end."""
     try:
-        told = json.loads((folder / runfolder.GROWING).read_text())
+        growing = json.loads((folder / runfolder.GROWING).read_text())
     except (OSError, ValueError):
-        told = {}
-    if told.get("first") != first:
+        growing = {}
+    if growing.get("first") != first:
         true_exit(0)
-    return told
+    return growing
 
 
 def _launched(*names: str) -> str:
@@ -249,8 +249,8 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
         if world.size != plan.ranks and not first:
             library = MPI.Get_library_version().partition(",")[0].strip()
             starter = f"mpirun ({plan.mpi})" if plan.launcher == "mpirun" else plan.launcher
-            write(folder, runfolder.error(rank), {"usage": f"{starter} and mpi4py ({library}) are of "
-                   "different MPIs: see oars doctor"})
+            runfolder.put(folder / runfolder.error(rank), json.dumps({
+                "usage": f"{starter} and mpi4py ({library}) are of different MPIs: see oars doctor"}))
             true_exit(2)
         world.together("start", lambda: None)  # nobody goes on before all are there
         if plan.sync == "server":
@@ -358,10 +358,10 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     when_imported("tensorflow", tensorflow_imported)
     when_imported("keras", keras_imported)
     if plan.joining:
-        told = plan.joining
+        joining = plan.joining
         record.played = True
-        rewind.begin(rank, folder, told["files"])
-        tape.begin(folder, False, told["tape"])
+        rewind.begin(rank, folder, joining["files"])
+        tape.begin(folder, False, joining["tape"])
         tape.strict = False
         return
     if plan.resume:

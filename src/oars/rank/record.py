@@ -85,11 +85,11 @@ class Record:
         if self._loss_at is not None:
             self.event("recovered", step=self.steps, seconds=round(now - self._loss_at, 6))
             self._loss_at = None
-        told = (self.steps, loss, samples if own is None else own, now, exchange, lr, norm, which)
+        row = (self.steps, loss, samples if own is None else own, now, exchange, lr, norm, which)
         if not self.voice:
-            self._recent.append(told)
+            self._recent.append(row)
             return
-        self._pending.append(told)
+        self._pending.append(row)
         if now >= self._flush_at:
             self.flush()
 
@@ -117,7 +117,7 @@ class Record:
     def lost_step(self, samples: int, reason: str) -> None:
         """A step could not be done again after a loss."""
         self.event("passed over", step=self.steps + 1, samples=samples, reason=reason)
-        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is passed over: {reason}")
+        self.notice(f"step {self.steps + 1} ({samples} samples) was lost with a rank and is skipped: {reason}")
 
     def become_voice(self) -> None:
         """The voice died: go on writing where it stopped, steps it had not written yet included."""
@@ -135,8 +135,8 @@ class Record:
         self._recent.clear()
         self.flush()
         events = self.folder / runfolder.EVENTS
-        told = events.read_text().splitlines() if events.exists() else []
-        lost = [event for event in map(json.loads, (s for s in told if s.endswith("}"))) if event["event"] == "lost"]
+        texts = events.read_text().splitlines() if events.exists() else []
+        lost = [event for event in map(json.loads, (s for s in texts if s.endswith("}"))) if event["event"] == "lost"]
         known = {rank for event in lost for rank in event["ranks"]}
         self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
@@ -247,7 +247,7 @@ class Record:
             return
         if names := ", ".join(files.strangers()):
             self.notice(f"files of {names} are written by every rank: statically linked programs, and those written in "
-                        "Go, pass the file library by")
+                        "Go, bypass the file library")
         self.flush()
         seconds = exchange = rate = None
         if self._first_step is not None and self._last_step[0] > self._first_step[0]:

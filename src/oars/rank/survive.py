@@ -47,7 +47,7 @@ class Survivor:
             files.promote()
         self.record.become_voice()
         if names := trackers.of_a_new_voice():
-            self.record.notice(f"the rank that logged to a tracker's server has died; from here on {names}")
+            self.record.notice(f"the rank that logged to a tracker's server has died; from now on {names}")
         try:
             take_stdin(self.stdin)
         except OSError:  # nobody serves it any more: the run is ending

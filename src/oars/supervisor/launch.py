@@ -77,7 +77,7 @@ def require_mpirun() -> tuple[Path, str]:
 
 def survives(version: str) -> bool:
     """Whether ranks under this MPI outlive each other: Open MPI from 5 on has ULFM."""
-    return _open_mpi(version) >= 5 and not told_not_to_survive()
+    return _open_mpi(version) >= 5 and not survival_is_off()
 
 
 def _open_mpi(version: str) -> int:
@@ -85,7 +85,7 @@ def _open_mpi(version: str) -> int:
     return int(found[1]) if found else 0
 
 
-def told_not_to_survive() -> bool:
+def survival_is_off() -> bool:
     """``OARS_SURVIVE=0``: a death ends the run, as where MPI has no ULFM (to compare with, and for tests)."""
     return os.environ.get("OARS_SURVIVE") == "0"
 

@@ -49,7 +49,7 @@ class Asking:
             done = (self.folder / runfolder.DONE).read_text()
         except OSError:
             done = ""
-        how = f"go on with: oars resume {self.folder.name}"
+        how = f"continue with: oars resume {self.folder.name}"
         if done:
             self.screen.say(f"snapshot of step {done} kept, {how}")
         elif kept:
@@ -66,7 +66,7 @@ def take_lock(folder: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise UsageError(f"{folder} is still going: another oars holds it") from None
+        raise UsageError(f"{folder} is still running: another oars uses it") from None
     except OSError:  # a file system that locks no folders (NFS)
         pass
     return fd

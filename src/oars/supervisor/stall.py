@@ -124,14 +124,14 @@ class Watch:
     def _follow(self, stall: Stall | None, slots: list[Slot]) -> bool:
         case = self._case
         if stall is None:
-            if case is not None and case.told_at is not None:
+            if case is not None and case.reported_at is not None:
                 if case.said:
-                    self.screen.say(f"the ranks go on, after {case.stall.seconds:.0f} s")
+                    self.screen.say(f"the ranks continue, after {case.stall.seconds:.0f} s")
                 self._event("stall over", seconds=round(case.stall.seconds, 1))
             self._case = None
             return False
         same = case is not None and stall[:3] == case.stall[:3]
-        if case is None or (not same and case.told_at is not None and self._clock - case.at >= self.period):
+        if case is None or (not same and case.reported_at is not None and self._clock - case.at >= self.period):
             case = self._case = Case(stall, slots, self._clock)
             case.thread = threading.Thread(target=self._examine, args=(case,), daemon=True)
             case.thread.start()
@@ -140,7 +140,7 @@ class Watch:
             case.stall = stall
         if case.thread.is_alive() and self._clock - case.at < LOOKED_AT_WITHIN:
             return False
-        if case.told_at is None:
+        if case.reported_at is None:
             return self._tell(case)
         return self._again(case)
 
@@ -153,7 +153,7 @@ class Watch:
 
     def _tell(self, case: Case) -> bool:
         """The report; then what the user asked for."""
-        case.told_at, case.say_next = self._clock, case.stall.seconds + self.period
+        case.reported_at, case.say_next = self._clock, case.stall.seconds + self.period
         self._measure(case)
         blamed = ((stall_report.where(case, rank), stall_report.letter(case, rank)) for rank in case.stall.blamed)
         place = *case.stall[:2], *blamed
@@ -177,12 +177,12 @@ class Watch:
         lines = case.lines or stall_report.report(case, self.plan, self.folder)  # the latter: looking took too long
         with contextlib.suppress(OSError):  # a full disk must not end the run
             (self.folder / case.file).write_text("\n".join(lines) + "\n\n" + case.full)
-        told = f"every thread's stack: {self.folder / case.file}"
+        stacks_at = f"every thread's stack: {self.folder / case.file}"
         if times == 1:
             self.screen.say(lines[0])
-            self.screen.write(2, "".join(f"  {line}\n" for line in [*lines[1:], told]).encode())
+            self.screen.write(2, "".join(f"  {line}\n" for line in [*lines[1:], stacks_at]).encode())
         else:
-            self.screen.say(f"{lines[0]}, where it was before, {times} times now; {told}")
+            self.screen.say(f"{lines[0]}, where it was before, {times} times now; {stacks_at}")
 
     def _measure(self, case: Case) -> None:
         """Note what the blamed have used up. MPI spins, so that says something only of ranks in none of its calls."""
@@ -205,10 +205,10 @@ class Watch:
                 self.screen.say(f"stalled for {stall.seconds:.0f} s now" + stall_report.signs_of_life(case, self.plan))
             else:
                 self._say(case, 1)
-        patience, told_at = MORE_PERIODS * self.period, case.told_at or 0.0
-        if self.policy is not None or self._clock - told_at < patience:
+        patience, reported_at = MORE_PERIODS * self.period, case.reported_at or 0.0
+        if self.policy is not None or self._clock - reported_at < patience:
             return False
-        lost = {rank for rank in stall.blamed if self._clock - case.lived.get(rank, told_at) >= patience}
+        lost = {rank for rank in stall.blamed if self._clock - case.lived.get(rank, reported_at) >= patience}
         return self._drop(case, lost) if lost or not stall.blamed else False
 
     def _drop(self, case: Case, ranks: set[int]) -> bool:
@@ -219,7 +219,7 @@ class Watch:
         if not case.stall.clear:
             return self._abort("no majority of the ranks is in step, so none is dropped")
         if not self.plan.survives:
-            return self._abort(f"the run cannot go on without {names} (no fault tolerance here)")
+            return self._abort(f"the run cannot continue without {names} (no fault tolerance here)")
         slots = [case.slots[rank] for rank in sorted(ranks)]
         if not all(slot.pid for slot in slots):
             return self._abort(f"{names} cannot be dropped: nobody knows where they are")
@@ -230,7 +230,7 @@ class Watch:
             self.reach.kill(slot.host, slot.pid, signal.SIGKILL)
             self._dropped[slot.rank] = self._clock
             self._event("drop", rank=slot.rank, host=slot.host, pid=slot.pid)
-        self.screen.say(f"dropped {names}: the others go on without")
+        self.screen.say(f"dropped {names}: the others continue")
         self._changed = {rank: self._clock for rank in self._changed}  # a period for the others to recover
         self._case = None
         return False

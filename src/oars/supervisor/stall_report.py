@@ -65,7 +65,7 @@ class Case:
         self.silent: set[str] = set()  # hosts of which nothing is heard
         self.lines: list[str] = []
         self.full = ""
-        self.told_at: float | None = None
+        self.reported_at: float | None = None
         self.said = False  # on the screen
         self.say_next = 0.0
         self.spent: dict[int, stacks.Spent] = {}
@@ -147,7 +147,7 @@ def state_of(case: Case, rank: int, folder: Path) -> str:
     if not found.state or found.state in "ZX":
         return "has died, and MPI has not told the others"
     if found.state == "T":
-        return f"is stopped (SIGSTOP): kill -CONT {slot.pid} lets it go on"
+        return f"is stopped (SIGSTOP): kill -CONT {slot.pid} resumes it"
     if found.state == "t":
         return "is held by a debugger"
     if found.state == "D":

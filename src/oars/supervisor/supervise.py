@@ -305,8 +305,8 @@ class Supervisor:
             self.snapshots.say_kept()
         if self.stall.aborted:
             return stall.ABORTED
-        told = {rank: code for rank, code in exits.items() if rank in living}
-        orderly = len(told) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
+        codes = {rank: code for rank, code in exits.items() if rank in living}
+        orderly = len(codes) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
             sweep(self.folder.resolve())
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
@@ -314,11 +314,11 @@ class Supervisor:
         if errors:
             self._show_error(errors)
             return exits.get(min(errors), 1) or 1
-        if orderly and not any(told.values()):
+        if orderly and not any(codes.values()):
             return 0
-        if orderly and told[living[0]]:
-            return told[living[0]]
-        return self._explain(told, seen)
+        if orderly and codes[living[0]]:
+            return codes[living[0]]
+        return self._explain(codes, seen)
 
     def _show_error(self, errors: dict[int, dict[str, Any]]) -> None:
         """A traceback, once: the voice's own is on the screen already."""
@@ -334,9 +334,9 @@ class Supervisor:
         assert self.process is not None
         code = self.process.returncode
         of = f" of {self.ranks}" if self.ranks > 1 else ""
-        told = [(code, rank) for rank, code in exits.items() if code]
-        if told:
-            code, rank = told[0]
+        failures = [(code, rank) for rank, code in exits.items() if code]
+        if failures:
+            code, rank = failures[0]
             self.screen.say(f"rank {rank}{of} exited with code {code}")
             return code
         log = _read(self.folder / runfolder.MPIRUN_LOG)
@@ -368,12 +368,12 @@ class Supervisor:
             return code or 1
         else:
             if runfolder.GROWING in seen:
-                self.screen.say("a rank died just when new ones were let in, and MPI held the others: go on with "
+                self.screen.say("a rank died while new ranks joined, and MPI hung on the others: continue with "
                                 f"oars resume {self.folder.name}")
                 return code or 1
             missing = [rank for rank in range(self.ranks) if rank not in exits]
             rank = missing[0] if missing else 0
-            self.screen.say(f"rank {rank}{of} ended without a word (exit code {code}), see {self.folder}/mpirun.log")
+            self.screen.say(f"rank {rank}{of} ended without a message (exit code {code}), see {self.folder}/mpirun.log")
             return code or 1
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         self.screen.say(f"rank {rank}{of} was killed by {name}")
@@ -444,21 +444,21 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _exits(folder: Path, seen: set[str]) -> dict[int, int]:
-    return {rank: int(told["code"]) for rank, told in _told(folder, seen, "exit").items()}
+    return {rank: int(found["code"]) for rank, found in _written(folder, seen, "exit").items()}
 
 
 def _errors(folder: Path, seen: set[str]) -> dict[int, dict[str, Any]]:
-    return _told(folder, seen, "error")
+    return _written(folder, seen, "error")
 
 
-def _told(folder: Path, seen: set[str], kind: str) -> dict[int, dict[str, Any]]:
+def _written(folder: Path, seen: set[str], kind: str) -> dict[int, dict[str, Any]]:
     """What ranks wrote down about their end, by rank."""
-    told = {}
+    found = {}
     for name in seen:
         match = re.fullmatch(kind + r"-(\d+)\.json", name)
         if match:
-            told[int(match[1])] = json.loads((folder / name).read_text())
-    return dict(sorted(told.items()))
+            found[int(match[1])] = json.loads((folder / name).read_text())
+    return dict(sorted(found.items()))
 
 
 def _read(path: Path) -> str:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         print(f"oars: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("oars: interrupted; the same command goes on with what is left", file=sys.stderr)
+        print("oars: interrupted; the same command continues with what is left", file=sys.stderr)
         return 130
     except BrokenPipeError:  # oars runs | head
         sys.stderr.close()
@@ -74,7 +74,7 @@ def _show(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run = runs_.find(args.run)
     from oars.watch import terminal
-    from oars.watch.curves import charts, slow_ranks, told
+    from oars.watch.curves import charts, described, slow_ranks
     from oars.watch.facts import facts
 
     print(run.command)
@@ -87,7 +87,7 @@ def _show(argv: list[str]) -> int:
     if run.times:
         print(f"\n{terminal.bars(run.times, slow_ranks(run.times))}")
     for event in run.events:
-        print(f"event: {told(event)}")
+        print(f"event: {described(event)}")
     _save(drawn, args.o)
     return 0
 
@@ -133,7 +133,7 @@ def _scale(argv: list[str]) -> int:
     parser.add_argument("--weak", action="store_true", help="every rank has a batch of the script's size (--batch "
                         "keep); default: the ranks share it")
     parser.add_argument("--repeats", type=_count, default=1, metavar="K", help="run each K times, interleaved; medians "
-                        "are told (default: 1)")
+                        "are shown (default: 1)")
     script, args = _with_script(parser, argv)
     from oars.watch.scale import scale
     from oars.watch.start import compiled
@@ -147,8 +147,8 @@ def _sweep(argv: list[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUES", help="an argument to vary: "
                         "a,b,c, or low..high with --random or --search")
     parser.add_argument("--random", type=_count, metavar="K", help="K random settings instead of all")
-    parser.add_argument("--search", type=_count, metavar="K", help="K settings chosen by Optuna, each by what the "
-                        "others gave")
+    parser.add_argument("--search", type=_count, metavar="K", help="K settings chosen by Optuna, each from the "
+                        "results so far")
     parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="ranks of each run (default: 1)")
     parser.add_argument("--parallel", type=_count, metavar="P", help="runs at a time (default: as many as have cores)")
     parser.add_argument("--best", choices=("min", "max"), help="which metric is best (default: max, of losses min)")
@@ -199,17 +199,17 @@ def _board(argv: list[str]) -> int:
 
 def _with_script(parser: Parser, argv: list[str]) -> tuple[list[str], argparse.Namespace]:
     """The words that start the script (its own arguments follow ``--``), and our options, wherever they stand."""
-    parser.add_argument("script", nargs="?", metavar="script.py", help="what is run; -m MODULE for a module")
+    parser.add_argument("script", nargs="?", metavar="script.py", help="the script to run; -m MODULE for a module")
     parser.add_argument("-m", metavar="MODULE", help=argparse.SUPPRESS)
     parser.add_argument("--name", help=f"the series is {TOP}/NAME (default: the same for the same command, so that it "
-                        "goes on where it was interrupted)")
+                        "continues where it was interrupted)")
     parser.add_argument("--tf1", action="store_true", help="the script was written for TensorFlow 1")
     parser.add_argument("--metric", metavar="REGEX", help="the result to show: its last match in the script's output")
     _output(parser)
     at = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:at])
     if (args.script is None) == (args.m is None):
-        raise WatchError(f"{parser.prog.split()[1]} what? name a script or -m a module; see {parser.prog} --help")
+        raise WatchError(f"{parser.prog.split()[1]} needs a script, or -m and a module; see {parser.prog} --help")
     return [*(["-m", args.m] if args.m else [args.script]), *argv[at + 1:]], args
 
 

@@ -20,7 +20,7 @@ def loss_chart(runs: list[Run], names: list[str] | None = None) -> Chart:
              for run, name in zip(runs, names or [run.name for run in runs], strict=True)
              for label, steps in _each(run, name)]
     every = [y for line in lines for y in line.finite()[1]]
-    events = [(float(e["step"]), told(e)) for e in runs[0].events if "step" in e] if len(runs) == 1 else []
+    events = [(float(e["step"]), described(e)) for e in runs[0].events if "step" in e] if len(runs) == 1 else []
     return Chart("Loss", "step", "loss", lines, log_y=spans_decades(every), events=events)
 
 
@@ -57,7 +57,7 @@ def _over_time(runs: list[Run]) -> Chart:
         begin = run.started if run.started is not None else (run.steps.time or [0.0])[0]
         lines += [Series(name, *_rates(steps, begin)) for name, steps in _each(run, run.name)]
         if len(runs) == 1:
-            events = [(float(e["time"]) - begin, told(e)) for e in run.events
+            events = [(float(e["time"]) - begin, described(e)) for e in run.events
                       if e["event"] not in _QUIET and isinstance(e.get("time"), (int, float))]
     return Chart("Throughput", "seconds since the start", "samples/s", lines, zero=True, events=events)
 
@@ -78,7 +78,7 @@ def _rates(steps: Steps, begin: float) -> tuple[list[float], list[float]]:
     return xs, ys
 
 
-def told(event: dict[str, Any]) -> str:
+def described(event: dict[str, Any]) -> str:
     """An event in words."""
     kind = str(event["event"])
     if kind == "lost":

@@ -122,15 +122,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read(path: Path) -> Machine:
     """A machine description; WatchError where it says too little, or what cannot be."""
-    told = read_toml(path)
-    look = Fields(path, told)
+    table = read_toml(path)
+    look = Fields(path, table)
     network, node = look.part("network"), look.part("node")
-    hop = network.line() if network.told else Line((0.0,), (0.0,))
+    hop = network.line() if network.table else Line((0.0,), (0.0,))
     busy = tuple(int(n) for n in node.row("ranks", [1.0]))
     if list(busy) != sorted(set(busy)) or busy[0] < 1:
         raise WatchError(f"{path}: ranks of [node] must grow, from 1 on: {list(busy)}")
     nodes = int(look.number("nodes", 1, least=1))
-    if nodes > 1 and not network.told:
+    if nodes > 1 and not network.table:
         raise WatchError(f"{path}: {nodes} nodes, but no [network]: give its latency and bandwidth")
     reduces = tuple((int(part.number("ranks", least=2)), part.line()) for part in look.parts("reduce"))
     each = int(look.number("ranks_per_node", 1, least=1))
@@ -141,38 +141,38 @@ def read(path: Path) -> Machine:
     slope = hop(FAR) - hop(0)
     ones = [1.0] * len(busy)
     return Machine(
-        name=str(told.get("name", path.stem)), nodes=nodes, ranks_per_node=each, hop=hop,
+        name=str(table.get("name", path.stem)), nodes=nodes, ranks_per_node=each, hop=hop,
         servers=network.number("server_bandwidth", 2 * FAR / slope if slope > 0 else FAR, least=1.0),
         busy=busy, speed=node.row("speed", ones, len(busy), 0.01), memory=node.row("memory", ones, len(busy), 0.01),
         spread=node.row("spread", [plain] * len(busy), len(busy)), meeting=node.row("meeting", [0.0] * len(busy),
                                                                                      len(busy)),
-        pair=pair.line() if pair.told else None, reduces=tuple(sorted(reduces, key=lambda one: one[0])),
+        pair=pair.line() if pair.table else None, reduces=tuple(sorted(reduces, key=lambda one: one[0])),
         error=look.number("error", 0.1))
 
 
 class Fields:
     """A table of a TOML file, read with one line for what is wrong in it."""
 
-    def __init__(self, path: Path, told: dict[str, Any], where: str = "") -> None:
-        self.path, self.told, self._where = path, told, where
+    def __init__(self, path: Path, table: dict[str, Any], where: str = "") -> None:
+        self.path, self.table, self._where = path, table, where
 
     def part(self, name: str) -> Fields:
         """A table within; an empty one where there is none."""
-        inner = self.told.get(name, {})
+        inner = self.table.get(name, {})
         if not isinstance(inner, dict):
             raise WatchError(f"{self.path}: {name} must be a table: [{name}]")
         return Fields(self.path, inner, f" of [{name}]")
 
     def parts(self, name: str) -> list[Fields]:
         """An array of tables within."""
-        inner = self.told.get(name, [])
+        inner = self.table.get(name, [])
         if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
             raise WatchError(f"{self.path}: {name} must be tables: [[{name}]]")
         return [Fields(self.path, one, f" of [[{name}]]") for one in inner]
 
     def number(self, name: str, default: float | None = None, least: float = 0.0) -> float:
         """A number of ``least`` or more; without a default it must be there."""
-        value = self.told.get(name, default)
+        value = self.table.get(name, default)
         if value is None:
             raise WatchError(f"{self.path}: {name}{self._where} is missing")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < math.inf:
@@ -181,7 +181,7 @@ class Fields:
 
     def row(self, name: str, default: list[float], count: int | None = None, least: float = 0.0) -> tuple[float, ...]:
         """A list of numbers, as many as ``count`` says."""
-        value = self.told.get(name, default)
+        value = self.table.get(name, default)
         if not isinstance(value, list) or not value or count not in (None, len(value)):
             raise WatchError(f"{self.path}: {name}{self._where} must be a list of "
                              f"{'numbers' if count is None else f'{count} numbers, one for each of its ranks'}")
@@ -190,7 +190,7 @@ class Fields:
 
     def line(self) -> Line:
         """``latency`` and ``bandwidth``, or, as measured, ``bytes`` and ``seconds``."""
-        if "bytes" in self.told:
+        if "bytes" in self.table:
             sizes = self.row("bytes", [])
             if list(sizes) != sorted(set(sizes)):
                 raise WatchError(f"{self.path}: bytes{self._where} must grow: {list(sizes)}")

@@ -51,7 +51,7 @@ def predict(names: list[str], where: str, sizes: list[int], weak: bool, syncs: l
     machine = find(where)
     check_size(machine, max(sizes))
     training, seen = load(names, machine)
-    lines = [told(training, machine, weak), *checks(training, machine, seen)]
+    lines = [summary(training, machine, weak), *checks(training, machine, seen)]
     training = training.faster(faster)
     series = {sync: [point(training, machine, n, sync, weak) for n in sizes] for sync in syncs}
     drawn = charts(series, weak)
@@ -87,7 +87,7 @@ def check_size(machine: Machine, ranks: int) -> None:
     print(f"oars: {machine.name} has {what} ranks: more than {room:,} are predicted as if it were larger")
 
 
-def told(training: Workload, machine: Machine, weak: bool) -> str:
+def summary(training: Workload, machine: Machine, weak: bool) -> str:
     """What goes in, in one line."""
     size = f"{number(training.rows)} samples a rank" if weak else f"{number(training.batch)} samples"
     return (f"{training.name} on {machine.name}: {'weak' if weak else 'strong'} scaling, {size} a step; alone, a rank "

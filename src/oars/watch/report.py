@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from oars.watch import svg
-from oars.watch.curves import charts, slow_ranks, told
+from oars.watch.curves import charts, described, slow_ranks
 from oars.watch.facts import facts
 from oars.watch.runs import Run, WatchError, locked
 
@@ -103,5 +103,5 @@ def _events(run: Run) -> list[str]:
         return []
     begin = run.started or 0.0
     return ["<h2>Events</h2>", html_table(["seconds since the start", "what"], [
-        [f"{float(e['time']) - begin:.2f}" if isinstance(e.get("time"), (int, float)) else "", told(e)]
+        [f"{float(e['time']) - begin:.2f}" if isinstance(e.get("time"), (int, float)) else "", described(e)]
         for e in run.events])]

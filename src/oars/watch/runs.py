@@ -131,31 +131,31 @@ class Run:
         except OSError:
             return {}
         for line in reversed(lines):
-            if (told := _line(line)) is not None and isinstance(told.get("step"), int):
-                return told
+            if (entry := _line(line)) is not None and isinstance(entry.get("step"), int):
+                return entry
         return {}
 
     @cached_property
     def steps(self) -> Steps:
         """All whole lines of ``metrics.jsonl``."""
         steps = Steps()
-        for told in _lines(self.folder / runfolder.METRICS):
-            if not isinstance(told.get("step"), int):
+        for entry in _lines(self.folder / runfolder.METRICS):
+            if not isinstance(entry.get("step"), int):
                 continue
-            steps.step.append(told["step"])
+            steps.step.append(entry["step"])
             for name in ("time", "loss", "samples_per_s", "exchange_share", "lr", "grad_norm"):
-                value = told.get(name)
+                value = entry.get(name)
                 if isinstance(value, list):  # the rates of several groups
                     value = value[0] if value else None
                 getattr(steps, name).append(float(value) if isinstance(value, (int, float)) else math.nan)
-            which = told.get("optimizer", 0)
+            which = entry.get("optimizer", 0)
             steps.optimizer.append(which if isinstance(which, int) else 0)
         return steps
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """``events.jsonl``, in order."""
-        return [told for told in _lines(self.folder / runfolder.EVENTS) if "event" in told]
+        return [entry for entry in _lines(self.folder / runfolder.EVENTS) if "event" in entry]
 
     @cached_property
     def times(self) -> list[RankTimes]:
@@ -232,10 +232,10 @@ def locked() -> set[int]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_bytes())
+        entry = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -244,15 +244,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
     except OSError:
         return []
-    return [told for line in data.split(b"\n") if line and (told := _line(line)) is not None]
+    return [entry for line in data.split(b"\n") if line and (entry := _line(line)) is not None]
 
 
 def _line(line: bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def _total(line: dict[str, Any]) -> float:

@@ -47,7 +47,7 @@ def scale(script: list[str], options: list[str], sizes: list[int], weak: bool, r
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = max(1, cores // max(sizes))
     if max(sizes) > cores:
-        print(f"oars: {max(sizes)} ranks on {cores} cores share them: what is measured there is no scaling")
+        print(f"oars: {max(sizes)} ranks on {cores} cores share them: times on more ranks than cores show no scaling")
     if 0 < max(sizes) < len(gpus()):
         print(f"oars: {max(sizes)} of {len(gpus())} GPUs are used at most: the others sit idle")
     options = [*options, "--batch", "keep"] if weak else options

@@ -50,7 +50,7 @@ class Trial:
             return False
         state = self.run.state(going)
         if state == "running":
-            raise WatchError(f"{self.run.folder} is still going: wait for it, or end it")
+            raise WatchError(f"{self.run.folder} is still running: wait for it, or end it")
         return state.startswith(ENDED)
 
 

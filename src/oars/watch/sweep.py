@@ -106,12 +106,12 @@ def sweep(what: Sweep, name: str | None, out: Path | None) -> int:
     spec = {"script": what.script, "settings": [vars(s) for s in what.settings], "ranks": what.ranks,
             "random": what.random, "search": what.search, "metric": what.pattern.pattern if what.pattern else None,
             "options": what.options}
-    told: Callable[[Trial], None] = _nobody
+    on_result: Callable[[Trial], None] = _nobody
     if what.search is not None:
         study = _study(what)  # complains before anything is written
     folder = series_name("sweep", name, what.script, spec)
     if what.search is not None:
-        trials, told = study(folder)
+        trials, on_result = study(folder)
     else:
         trials = (what.trial(folder, n, chosen) for n, chosen in enumerate(_choices(what), 1))
     total = what.search or what.random or math.prod(len(s.values) for s in what.settings)
@@ -120,7 +120,7 @@ def sweep(what: Sweep, name: str | None, out: Path | None) -> int:
     def say(trial: Trial) -> None:
         nonlocal ended
         ended += 1
-        told(trial)
+        on_result(trial)
         assert trial.run is not None
         value, why = metric_of(trial.run, what.pattern)
         state = verdict(trial.run, set())
@@ -182,14 +182,14 @@ def _study(what: Sweep) -> Callable[[Path], tuple[Iterator[Trial], Callable[[Tri
                 asked[trial.name] = new
                 yield trial
 
-        def told(trial: Trial) -> None:
+        def on_result(trial: Trial) -> None:
             if trial.name in asked and trial.run is not None:
                 value, _ = metric_of(trial.run, what.pattern)
                 good = value is not None and math.isfinite(value) and trial.run.end.get("code") == 0
                 study.tell(asked.pop(trial.name), value if good else None,
                            state=None if good else optuna.trial.TrialState.FAIL)
 
-        return trials(), told
+        return trials(), on_result
 
     return begin
 

@@ -51,8 +51,8 @@ def update(folder: Path) -> None:
 def _known(text: str, file: object) -> int:
     """How much of ``metrics.jsonl`` has been converted; 0 if it is not the file it was."""
     try:
-        told = json.loads(text)
-        upto, last = int(told["upto"]), told["last"].encode() + b"\n"
+        mark = json.loads(text)
+        upto, last = int(mark["upto"]), mark["last"].encode() + b"\n"
     except (ValueError, KeyError, TypeError):
         return 0
     file.seek(max(0, upto - len(last)))  # type: ignore[attr-defined]
@@ -65,14 +65,14 @@ def _scalars(lines: list[bytes]) -> bytes:
     series: dict[str, list[tuple[float, int, float]]] = {tag: [] for tag in TAGS.values()}
     for line in lines:
         try:
-            told = json.loads(line)
-            step, when = int(told["step"]), float(told["time"])
+            entry = json.loads(line)
+            step, when = int(entry["step"]), float(entry["time"])
         except (ValueError, KeyError, TypeError):
             continue
-        which = told.get("optimizer") or 0  # the first one's go by the plain names
+        which = entry.get("optimizer") or 0  # the first one's go by the plain names
         for name, tag in TAGS.items():
             tag += f", optimizer {which + 1}" if which else ""
-            value = told.get(name)
+            value = entry.get(name)
             if isinstance(value, list):  # the rates of several groups
                 value = value[0] if value else None
             if isinstance(value, (int, float)):

@@ -87,10 +87,10 @@ def load(names: list[str], machine: Machine) -> tuple[Workload, list[Seen]]:
 
 def from_file(path: Path) -> Workload:
     """A workload somebody wrote down, for what was not run here."""
-    look = Fields(path, told := read_toml(path))
+    look = Fields(path, table := read_toml(path))
     rows, fixed = look.number("batch", least=1), look.number("step_seconds", 0.0)
     return Workload(
-        name=str(told.get("name", path.stem)), batch=rows, rows=rows,
+        name=str(table.get("name", path.stem)), batch=rows, rows=rows,
         work=Line((0.0, 1.0), (fixed, fixed + look.number("sample_seconds"))),
         update_seconds=look.number("update_seconds", 0.0), forward=min(1.0, look.number("forward", 1 / 3)),
         nbytes=look.number("bytes"), buckets=int(look.number("buckets", 1, least=1)),
@@ -146,16 +146,16 @@ def from_runs(seen: list[Seen], machine: Machine) -> Workload:
     updates = [s.busy * s.update * machine.at("memory", s.on_node) for s in seen]
     sure = np.array([1 / s.error for s in seen])
     first, widest = seen[0], max(seen, key=lambda s: s.ranks)
-    told = widest.run.summary
-    if not told.get("exchange_bytes"):
+    summary = widest.run.summary
+    if not summary.get("exchange_bytes"):
         raise WatchError(f"{widest.run.name} does not tell how much ranks exchange: give a run on two ranks or more "
                          "that came to its end")
     return Workload(
         name=first.run.what, batch=first.rows * first.ranks, rows=first.rows,
         work=through([s.rows for s in seen], work, sure),
         update_seconds=float(np.average(updates, weights=sure**2)), forward=first.forward,
-        nbytes=float(told["exchange_bytes"]), buckets=1,
-        meetings=float(told.get("meetings") or MEETINGS) if widest.ranks > 1 else MEETINGS,
+        nbytes=float(summary["exchange_bytes"]), buckets=1,
+        meetings=float(summary.get("meetings") or MEETINGS) if widest.ranks > 1 else MEETINGS,
         jitter=np.sort(min((s.jitter for s in seen), key=np.std)), error=float(1 / np.sqrt(np.sum(sure**2))))
 
 

@@ -84,7 +84,7 @@ def of_whole_models(plain: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def whole(*args: object, **kwargs: object) -> Any:
             if meet.keras_on_jax and not meet.inside:
-                meet.record.notice(f"in jax.{plain.__name__} models run whole on every rank, no faster")
+                meet.record.notice(f"models in jax.{plain.__name__} run replicated on every rank (correct, not faster)")
             with inside():
                 return function(*args, **kwargs)
 

@@ -32,7 +32,7 @@ def install(keras: ModuleType, world: World | None, plan: Plan, record: Record) 
     if world is not None:
         meet.check_plan()
         if backend not in ("torch", "tensorflow", "jax"):
-            record.notice(f"Keras on {backend} runs whole on every rank, no faster: "
-                          "the backends torch, tensorflow and jax are cut")
+            record.notice(f"Keras on {backend} runs replicated on every rank (correct, not faster): "
+                          "only the backends torch, tensorflow and jax are split")
         meet.keras_on_jax = backend == "jax"
     seams.install(backend, world is not None, plan)

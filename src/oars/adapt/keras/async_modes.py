@@ -109,8 +109,8 @@ class Separate:
 
         rows = {self.wire.rows_of(self.wire.constant(leaf)) for leaf in tree.flatten(batch) if hasattr(leaf, "shape")}
         if len(rows) != 1 or None in rows:
-            end(f"--sync local cuts batches into rows, and this one has parts of {rows or 'no'} rows: use --sync "
-                 "allreduce")
+            end(f"--sync local splits batches by rows, but the parts of this batch have {rows or 'no'} rows: use "
+                 "--sync allreduce")
         count = rows.pop()
         first, mine = meet.own(count) if count >= meet.size else (0, count)  # of a smaller one all have all
 
@@ -170,8 +170,8 @@ class Separate:
         if (gathered[:, :2] != gathered[0, :2]).any():
             self._parted(gathered)
         if (gathered[:, 2] != self.seen).any():
-            end("the batches since the last average are not the same on all ranks: something makes or draws their "
-                 "rows without a common seed; seed it in the script")
+            end("the batches since the last average are not the same on all ranks: their rows are made or drawn "
+                 "without a common seed; set a seed in the script")
         if gathered[:, 4].any():
             meet.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
         return gathered[:, 3]
@@ -179,8 +179,8 @@ class Separate:
     def _parted(self, told: np.ndarray) -> NoReturn:
         other = int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
         names = [f"rank {meet.world.members[r]} {PLACES[told[r, 0]]} after {told[r, 1]} steps" for r in (0, other)]
-        end(f"the ranks have parted: {names[0]}, {names[1]}. While they train on their own each reads its own loss: "
-             "let the script decide by what it reads after an epoch, or use --sync allreduce")
+        end(f"the ranks are out of step: {names[0]}, {names[1]}. In separate training each rank reads its own loss: "
+             "let the script decide by values that it reads after an epoch, or use --sync allreduce")
 
     def _mean(self, round_: Round, weights: list, share: float) -> list:
         """A model's weights: from every rank's own to those all go on from."""

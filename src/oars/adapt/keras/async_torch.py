@@ -57,7 +57,7 @@ class Separate:
         """One call of a model's train function."""
         optimizer = model.optimizer
         if optimizer.use_ema:
-            end("an optimizer's running average of weights (use_ema) is each rank's own: leave it, or --sync, out")
+            end("with --sync each rank has its own running average of weights (use_ema): leave out one of the two")
         if optimizer not in self._stands:
             self._stands[optimizer] = OfKeras(model.trainable_variables)
         stands = self._stands[optimizer]

@@ -61,7 +61,7 @@ def whole(model: keras.Model, args: tuple, kwargs: dict) -> str:
 
 def say_whole(model: keras.Model, reason: str) -> None:
     """One line."""
-    meet.record.notice(f"the model {model.name} runs whole on every rank, no faster: {reason}")
+    meet.record.notice(f"the model {model.name} runs replicated on every rank (correct, not faster): {reason}")
 
 
 def _way(args: object, kwargs: object) -> Any:

@@ -112,5 +112,5 @@ def refuse_in_sessions() -> None:
 
 
 def _not_in_sessions(*args: object, **kwargs: object) -> None:
-    raise SystemExit("oars: today's Keras compiles no models in graphs of TensorFlow 1: leave --tf1 out, and use "
-                     "optimizers of Keras for tf.train's")
+    raise SystemExit("oars: Keras 3 cannot compile models in graphs of TensorFlow 1: leave out --tf1, and use "
+                     "optimizers of Keras instead of tf.train's")

@@ -127,11 +127,11 @@ def _check(data: Any) -> None:
         return
     batch, loss = meet.world.broadcast(lambda: (mine, _loss))  # the loss to rounding: ranks may have unlike processors
     if batch != mine:
-        raise SystemExit(f"oars: batch {_checked} is not the same on all ranks: something makes or draws its "
-                         "rows without a common seed; seed it in the script")
+        raise SystemExit(f"oars: batch {_checked} is not the same on all ranks: its rows are made or drawn "
+                         "without a common seed; set a seed in the script")
     if not np.isclose(loss, _loss, 1e-3, 1e-6, equal_nan=True):
         raise SystemExit(f"oars: the loss of batch {_checked - 1} is {_loss} on one rank and {loss} on another: "
-                         "something is not computed alike everywhere; oars verify shows by how much")
+                         "the ranks do not compute the same; oars verify shows how much they differ")
 
 
 def _rows(data: Any) -> int:
@@ -178,8 +178,8 @@ def jit_compile(inner: property) -> property:
 
     def choose(self: keras.Model, value: bool | str) -> None:
         if value:
-            meet.record.notice("compile(jit_compile=True) is left out: a graph that talks to other ranks cannot be "
-                               "XLA's; dropout and noise are TensorFlow's draws, and XLA's are others")
+            meet.record.notice("compile(jit_compile=True) is ignored: XLA cannot compile a graph that communicates "
+                               "with other ranks; dropout and noise draw TensorFlow's numbers, which are not XLA's")
         setter(self, False)
 
     return property(inner.fget, choose)

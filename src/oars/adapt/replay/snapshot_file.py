@@ -233,7 +233,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Blob]]:
     if len(data) < _HEAD + _DIGEST:
         raise Damaged(f"cut short, {len(data)} bytes")
     if data[:8] != MAGIC:
-        raise Damaged("no snapshot by its first bytes")
+        raise Damaged("its first bytes are not those of a snapshot")
     total, length = (int.from_bytes(data[at : at + 8], "little") for at in (8, 16))
     if total != len(data):
         raise Damaged(f"cut short, {len(data)} of {total} bytes" if len(data) < total else "longer than it should be")

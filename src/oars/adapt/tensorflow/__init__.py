@@ -30,4 +30,4 @@ def install(tf: ModuleType, world: World, plan: Plan, record: Record) -> None:
     tf.random.set_seed(common_seed("tensorflow"))
     seams.install()
     when_imported("tf_keras", lambda _: record.notice(
-        "tf_keras (Keras 2) runs whole on every rank, the same and no faster: Keras 3 is cut"))
+        "tf_keras (Keras 2) runs replicated on every rank (correct, not faster): only Keras 3 is split"))

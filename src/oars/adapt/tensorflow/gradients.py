@@ -22,7 +22,7 @@ def exchanged(grads: Any, sources: Any) -> Any:
     if meet.inside or meet.separate:
         return grads
     if not meet.calls:
-        meet.record.notice("a gradient without a Keras model: every rank computes all of it, the same and no faster")
+        meet.record.notice("a gradient without a Keras model: every rank computes all of it (correct, not faster)")
         return grads
     if tf.executing_eagerly() and not meet.partial:  # they are complete (``eager``)
         if not meet.fitting:

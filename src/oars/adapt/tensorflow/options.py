@@ -23,7 +23,7 @@ def function(inner: Callable[..., Any]) -> Any:
         if func is None:
             return functools.partial(function, jit_compile=jit_compile, **kwargs)
         if jit_compile and getattr(func, "__module__", "") != "keras.src.backend.tensorflow.nn":
-            meet.record.notice("jit_compile=True is left out: a graph that talks to other ranks cannot be XLA's")
+            meet.record.notice("jit_compile=True is ignored: XLA cannot compile a graph that communicates with ranks")
             jit_compile = None
         return inner(func, *args, jit_compile=jit_compile, **kwargs)
 

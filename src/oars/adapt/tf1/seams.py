@@ -1,4 +1,7 @@
-"""What of today's TensorFlow is replaced under ``--tf1``: names of 2017, sessions, random numbers."""
+"""What of today's TensorFlow is replaced under ``--tf1``: names of 2017, sessions, random numbers.
+
+``numpy_names.py`` gives NumPy its names of 2017, those that are missing.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def _check_streams(cut: Cut) -> None:
 
 
 def _say_whole(reason: str) -> None:
-    meet.record.notice(f"a session's training is not cut, every rank computes all of it, no faster: {reason}")
+    meet.record.notice("a session's training is not split, every rank computes all of it (correct, not faster): "
+                       f"{reason}")
 
 
 def _mapped(cut: Cut, fetch: Any) -> Any:

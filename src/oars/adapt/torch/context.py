@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.replay.snapshots import Snapshots
     from oars.engine.world import World
+    from oars.rank.record import Record
 
 Costs = tuple[tuple[int, int], ...]  # of each rank: what a batch takes, and what each row of it takes
 Offsets = tuple[int, ...]  # rank r holds rows offsets[r] .. offsets[r + 1] of a global batch of offsets[-1] rows
@@ -98,9 +99,9 @@ class Context:
     snapshots: Snapshots
 
     def __init__(self) -> None:
-        self.world: Any = None
+        self.world: World = None  # type: ignore[assignment]  # one rank has none
         self.pid = os.getpid()
-        self.record: Any = None
+        self.record: Record = None  # type: ignore[assignment]  # until install
         self.plan = Plan()
         self.rank = 0
         self.size = 1

@@ -180,7 +180,7 @@ class Guard:
         self._say(to_heal or found, steps, before, bool(to_heal))
         if not self.heals:
             return
-        self._heal({name: right for name, (right, _) in to_heal.items()})
+        self._heal({name: right or 0 for name, (right, _) in to_heal.items()})
         self.agreed = steps
         if before:
             return
@@ -210,11 +210,11 @@ class Guard:
         if nobody and self.heals and stands:
             kept = snapshot_file.found(ctx.record.folder / runfolder.SNAPSHOTS)
             left = f"; the snapshot of step {int(kept[0][:-5])} is kept (oars resume {ctx.record.folder.name})" \
-                if kept else "; there is no snapshot to go on from (--snapshot 10m takes some)"
-            raise Astray(f"oars: the ranks' weights differ {where}, in {', '.join(nobody[:3])}: {since}. Of "
-                         f"{ctx.size} ranks nobody can tell which one is right, so the run stops{left}")
+                if kept else "; there is no snapshot to continue from (--snapshot 10m takes some)"
+            raise Astray(f"oars: the ranks' weights differ {where}, in {', '.join(nobody[:3])}: {since}. With "
+                         f"{ctx.size} ranks it is not known which one is right, so the run stops{left}")
         who = f"rank {alone[0]} is" if len(alone) == 1 else f"ranks {', '.join(map(str, alone))} are"
-        who = f"{who} alone with it" if alone else f"of {ctx.size} ranks nobody can tell which one is right"
+        who = f"{who} not like the others" if alone else f"with {ctx.size} ranks it is not known which one is right"
         taken = "it takes the others'" if len(alone) == 1 else "they take the others'"
         healed = "" if not self.heals else f"; {taken}" if stands else "; it is computed again"
         late = steps - self.agreed if self.heals else 0
@@ -224,7 +224,7 @@ class Guard:
             self._said.add(text)
             ctx.record.notice(f"{text}. Found {where}, {since}{healed}{spread}")
 
-    def _heal(self, rights: dict[str, int | None]) -> None:
+    def _heal(self, rights: dict[str, int]) -> None:
         for name, right in rights.items():
             if name == _STREAMS:
                 states = ctx.world.allgather(random.state() if ctx.world.rank == right else None)
@@ -232,7 +232,7 @@ class Guard:
                 continue
             for block in _blocks(self._state[name]):
                 data = block if isinstance(block, np.ndarray) else _numpy(block.cpu())
-                broadcast(ctx.world, data, right or 0)
+                broadcast(ctx.world, data, right)
                 if data is not block:
                     block.copy_(torch.from_numpy(data))
 

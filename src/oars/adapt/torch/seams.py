@@ -6,9 +6,10 @@ so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`
 ``server``, ``SERVER`` the last of these.
 
 What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
-(``backward/gradients.py``) or a run is played (``replay/player.py``), a loader's sampler where a resumed epoch goes on
-(``replay/player.py``), ``math.log`` while a model is traced (``model/trace.py``), and what would import PyTorch's
-compiler (``lazy_dynamo.py``).
+(``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's
+sampler where a resumed epoch goes on (``replay/player.py``), ``math.log`` while a model is traced
+(``model/trace.py``), the rendezvous in a child that the script spawns (``refuse_ddp.py``), and what would import
+PyTorch's compiler (``lazy_dynamo.py``).
 """
 
 from __future__ import annotations

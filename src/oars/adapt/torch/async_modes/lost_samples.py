@@ -182,5 +182,5 @@ class OwnGradients(Gradients):
 def _tell(lost: int, why: str) -> None:
     if lost:
         ctx.record.event("passed over", step=ctx.record.steps, samples=lost, reason=why)
-        ctx.record.notice(f"{lost} samples that a dead rank had learnt from since the last average are not learnt from "
-                          f"again: {why}")
+        ctx.record.notice(f"{lost} samples that a dead rank had used since the last average are not used again: "
+                          f"{why}")

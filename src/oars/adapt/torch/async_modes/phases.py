@@ -381,8 +381,8 @@ class Phases:
             if round_.number in differ:
                 for group, settings in zip(optimizer.param_groups, gathered[0][round_.number], strict=True):
                     group.update(settings)
-        ctx.record.notice("the ranks' learning rates had come apart (a schedule goes by each rank's own loss): all "
-                          "take the first rank's")
+        ctx.record.notice("the ranks' learning rates differed (a schedule follows each rank's own loss): all "
+                          "ranks take the first rank's")
 
     def _parted(self, told: np.ndarray) -> NoReturn:
         here, there = 0, int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
@@ -390,9 +390,9 @@ class Phases:
         if told[here, 0] == told[there, 0] > NOTICE:
             ps_worker.refuse(f"the rows of rank {names[0]} and rank {names[1]} differ in shape and are to be joined "
                              f"(at {site()}): use --sync allreduce", 2)
-        print(f"oars: the ranks have parted: rank {names[0]} {PLACES[told[here, 0]]}, rank {names[1]} "
-              f"{PLACES[told[there, 0]]}. While they train on their own each reads its own loss: let the script decide "
-              "by what it reads in evaluation, or use --sync allreduce", file=sys.__stderr__, flush=True)
+        print(f"oars: the ranks are out of step: rank {names[0]} {PLACES[told[here, 0]]}, rank {names[1]} "
+              f"{PLACES[told[there, 0]]}. In separate training each rank reads its own loss: let the script decide "
+              "by values that it reads in evaluation, or use --sync allreduce", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 
     def end(self) -> None:

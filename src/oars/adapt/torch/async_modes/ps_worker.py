@@ -67,8 +67,8 @@ class Served:
     def check(self) -> None:
         """The weights are as they were; what the script made of them would be lost, without a word."""
         if not all(map(torch.equal, self._seen, map(_few, self.tensors))):
-            refuse("--sync server: this script changes weights itself after step(), or by two optimizers, of which the "
-                   "servers would not know: use --sync allreduce", 1)
+            refuse("--sync server: this script changes weights itself after step(), or by two optimizers, which the "
+                   "servers do not see: use --sync allreduce", 1)
 
     def contents(self, optimizer: Optimizer, shard: Shard) -> np.ndarray:
         """A shard's weights, settings and state, for who is to hold it."""
@@ -267,7 +267,7 @@ class Servers:
         return {worker: n & 0xFFFFFFFF for worker, n in told.items() if n >> 32 == self._owed.averages}
 
     def _end(self) -> NoReturn:
-        refuse("a server died, and nobody has a copy of what it held: the run ends"
+        refuse("a server died, and no other server has a copy of its data: the run ends"
                 + (" (with --servers 2 or more each has a buddy)" if ctx.plan.servers == 1 else ""), 1)
 
     def _lost(self, server: int) -> None:

@@ -339,7 +339,7 @@ class Gradients:
                 plan.lay_in(exchange, gradients)
             headers = exchange.agree(header)
             if (headers[:, 4] != header[4]).any():
-                raise Astray(f"oars: the ranks have parted since the last step, before {site()} {PARTED}")
+                raise Astray(f"oars: the ranks went out of step after the last step, before {site()} {PARTED}")
             if (headers[:, 0] != plan.digest).any():
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "

@@ -250,7 +250,7 @@ def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Told:
         mark = zlib.crc32(repr(_print(data, spec)).encode()) + 1
     told = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote, remembered]))
     marks = set(told[:, 0].tolist()) - {0}
-    some = told.any(0).tolist()
+    some = [bool(column.any()) for column in told.T]
     return Told(len(marks) <= 1 and bool(told[:, 1].all()), *some[2:])
 
 

@@ -458,8 +458,8 @@ def loader_iter(self: DataLoader) -> Any:
     if any(due for *_, due in told):
         signals.deliver()
     if any(stream != told[0][0] for stream, *_ in told):
-        ctx.record.notice("the ranks' random streams had come apart (something drew numbers on some ranks only); all "
-                          "go on from the first rank's")
+        ctx.record.notice("the ranks' random streams differed (something drew numbers on some ranks only); all "
+                          "ranks continue from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
     if any(wrote for _, wrote, *_ in told):
         _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in told))

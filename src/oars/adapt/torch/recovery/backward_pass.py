@@ -18,8 +18,9 @@ from oars.adapt.torch.rows.tensor import Rows
 class Pass:
     """One backward of the script: what is needed to do it again after a loss.
 
-    Above the boundaries the graph is the same on every rank: what it gave, at boundaries and directly to leaves
-    (weight penalties), is kept. Below are rows, whose graph is made anew.
+    A boundary of the graph is a result that is equal on all ranks. Above the boundaries the graph is the same on every
+    rank: the gradients that it gave, at boundaries and directly to leaves (weight penalties), are kept. Below the
+    boundaries are rows, whose graph is made again.
     """
 
     def __init__(self, rows: list[tuple[Rows, Any]], inputs: Any, create_graph: bool) -> None:

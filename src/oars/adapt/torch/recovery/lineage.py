@@ -251,10 +251,10 @@ def again(entry: Entry, memo: dict, used: bool = False, moves: bool = False) -> 
     args, kwargs = tree_map(lambda a: _made(a, memo, used) if isinstance(a, Ref) else a, (entry.args, entry.kwargs),
                             is_leaf=lambda a: isinstance(a, Ref))
     if any(a._version != version for a, version in entry.plain):
-        raise Irreplaceable("what rows were computed from has been changed in place since")
+        raise Irreplaceable("a tensor that rows were computed from was changed in place later")
     if entry.moves != ctx.moves and _moved_on(entry):
-        ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with today's "
-                          "weights")
+        ctx.record.notice("rows kept from an earlier step were lost with a rank: they are computed again, with the "
+                          "current weights")
     if entry.changes:  # in place: not what others of this memo use
         first = args[0]
         args = (Rows(first.local.clone(), first.offsets, first.dim_), *args[1:])

@@ -150,7 +150,7 @@ class Growth:
                     over(ranks=world.size, step=ctx.record.steps)
                 self.launch = None
                 return
-            answer = {"failed": "a rank died just when they were let in"}
+            answer = {"failed": "a rank died while they joined"}
         if ctx.record.voice:
             over(**answer)
         self.launch = None
@@ -276,9 +276,9 @@ def _told(key: str) -> Any:
         try:
             told = json.loads(path.read_text())
         except OSError:
-            raise Diverged("nobody waits for it any more") from None
+            raise Diverged("no rank waits for it any more") from None
         if told.get("first") != ctx.plan.joining["first"]:
-            raise Diverged("nobody waits for it any more")
+            raise Diverged("no rank waits for it any more")
         if key in told:
             return told[key]
         time.sleep(LOOK_EVERY)

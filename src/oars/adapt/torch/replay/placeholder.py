@@ -146,8 +146,8 @@ def value_of(x: object) -> Any:
 
 
 def _no_graph(grad: torch.Tensor) -> None:
-    raise Diverged("a gradient is wanted of what was computed before the snapshot: that has its values, but not how "
-                   "they came about")
+    raise Diverged("the script needs a gradient of a tensor from before the snapshot: a snapshot holds the values of "
+                   "tensors, not their graphs")
 
 
 # ---- operations -----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def _worked_out(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             if real:
                 what = str(error).partition("\n")[0]
-                raise Diverged(f"{name} at {site()} cannot be passed over: {what}") from None
+                raise Diverged(f"{name} at {site()} cannot be skipped: {what}") from None
     if kwargs.get("out") is not None:
         mark_stale(kwargs["out"])
         return kwargs["out"]

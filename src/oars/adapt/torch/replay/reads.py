@@ -49,7 +49,7 @@ def scalar(read: Callable[..., Any]) -> Any:
         told = tape.take_value()
         if tape.strict and not _tainted(args) and not _agree(value := read(*args, **kwargs), told):
             raise Diverged(f"{site()} reads {value} where, the first time, it read {told}: the data, the seed or the "
-                           "script is another")
+                           "script has changed")
         return told
 
     return call

@@ -198,6 +198,8 @@ class Snapshots:
             self._stop()
 
     def _state(self, kind: str) -> tuple[dict[str, Any], list]:
+        """What a snapshot holds: a header, and its tensors as blobs. ``_take`` adds the place on the tape. ``kind`` is
+        that of the boundary (see ``boundary``)."""
         state, blobs = capture.take(kind, ctx.record.voice)
         header = {
             "format": 1, "time": time.time(), "ranks": ctx.size, "seed": ctx.plan.seed, "at": kind,

@@ -30,7 +30,7 @@ from oars.adapt.torch.rows.tensor import (
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
-    """Register a rule under these operation names."""
+    """Register a rule under these operation names: a function of the operation, its arguments and keyword arguments."""
 
     def register(f: Callable) -> Callable:
         RULES.update(dict.fromkeys(names, f))

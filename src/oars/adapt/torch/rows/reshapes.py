@@ -34,7 +34,7 @@ def reshaped_in_place(name: str, func: Callable[..., Any], args: tuple, kwargs: 
         out = getattr(torch.Tensor, name[:-1])(*args, **kwargs)
     if not isinstance(out, Rows):
         if not out.dim():
-            raise RuntimeError(f"oars: a batch cannot become a single number in place: {name} without its underscore")
+            raise RuntimeError(f"oars: a batch cannot become a single number in place: use {name} without _")
         out = ctx.perform(_cut_anew, None, (out,), {})
     x.local, x.offsets, x.dim_, x.mirror, x.era = out.local, out.offsets, out.dim_, out.mirror, out.era
     x.made, x.version = out.made, out.version
