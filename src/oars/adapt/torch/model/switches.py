@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from oars.adapt.python.looking import fields, is_a
-from oars.adapt.torch.batches.memory import OF_EVERY_MODULE, Cell
+from oars.adapt.torch.batches.memory import OF_EVERY_MODULE, Cell, codes
 from oars.adapt.torch.context import of_the_script
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -91,7 +91,7 @@ def _named_by(function: Any, seen: set[int], depth: int = 3) -> Iterator[Place]:
     if not of_the_script(function.__code__.co_filename):
         return
     space = function.__globals__
-    for name in dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names if name in space):
+    for name in dict.fromkeys(name for code in codes(function.__code__) for name in code.co_names if name in space):
         value = space[name]
         if _is_plain(value):
             yield Place(id(space), space, name)
@@ -105,13 +105,6 @@ def _named_by(function: Any, seen: set[int], depth: int = 3) -> Iterator[Place]:
         else:
             yield from _named_by(value, seen, depth - 1)
             yield from _inside(value, seen)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _inside(thing: Any, seen: set[int], depth: int = 2) -> Iterator[Place]:
