@@ -65,7 +65,7 @@ class Cell:
         self._cell.cell_contents = value
 
 
-class _Attributes:
+class Attributes:
     """Those of a class, or an object's slots, read and written like a dictionary."""
 
     def __init__(self, thing: Any) -> None:
@@ -151,7 +151,7 @@ class Memory:
             if _is_scripts(thing):
                 for name, value in list(vars(thing).items()):
                     if not (name.startswith("__") and name.endswith("__")):
-                        self._note(_Attributes(thing), name, value)
+                        self._note(Attributes(thing), name, value)
                 self._more(*_functions(thing))
         elif is_a(thing, staticmethod, classmethod):
             self._more(thing.__func__)
@@ -170,7 +170,7 @@ class Memory:
                 self._note(held, name, value)
             if own:
                 for name, value in slots(thing):
-                    self._note(_Attributes(thing), name, value)
+                    self._note(Attributes(thing), name, value)
                 self._more(kind)
             for function in _functions(kind):
                 self._look_at_names(function)
