@@ -137,6 +137,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.jit.ScriptFunction, "__call__", (instead(custom_functions.scripted),)),
         Seam(torch.inference_mode, "__enter__", (instead(custom_functions.inference_enter),)),
         Seam(torch.inference_mode, "__exit__", (instead(custom_functions.inference_exit),)),
+        Seam(torch, "is_inference_mode_enabled", (instead(custom_functions.is_inferring),)),
         Seam(torch.func, _TRANSFORMS, (RECORDED(recorder.transform), custom_functions.on_whole)),
         Seam(torch.func, _OF_VALUES, (RECORDED(recorder.passed_over), custom_functions.on_whole)),
         Seam(torch.func, "functional_call", (custom_functions.functional_call,)),
