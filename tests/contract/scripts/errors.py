@@ -207,6 +207,60 @@ def a_collate_that_drops_what_is_missing():
         fit(DataLoader(Holes(), batch_size=8, collate_fn=without_none, num_workers=workers))
 
 
+@scene
+def a_collate_that_drops_all_that_a_rank_has():
+    """Or all of a batch, for which it gives nothing."""
+    class Gone(Dataset):
+        def __init__(self, gone):
+            self.gone = gone
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, i):
+            return None if i in self.gone else (x[i], y[i])
+
+    def or_nothing(samples):
+        return without_none(samples) if any(s is not None for s in samples) else None
+
+    for workers in (0, 2):
+        fit(DataLoader(Gone((20, 21, 22, 23)), batch_size=8, collate_fn=without_none, num_workers=workers))
+        fit(DataLoader(Gone((16, 17)), batch_size=8, collate_fn=without_none, num_workers=workers))
+        for batch in DataLoader(Gone(range(16, 24)), batch_size=8, collate_fn=or_nothing, num_workers=workers):
+            print("nothing" if batch is None else f"{batch[0].sum().item():.6g}")
+
+
+@scene
+def collates_that_mix_where_the_data_ask_for_it():
+    """They sort by a length, of one kind in the first batches; they scale by the largest, if it is large."""
+    def by_length(samples):
+        samples = sorted(samples, key=lambda s: -s[2])
+        return torch.utils.data.default_collate([(a, b) for a, b, _ in samples])
+
+    def scaled(samples):
+        a, b, _ = torch.utils.data.default_collate(samples)
+        return (a / a.abs().max() if a.abs().max() > 2.5 else a), b
+
+    for collate in (by_length, scaled):
+        for workers in (0, 2):
+            rows = [(x[i], y[i], 5 if i < 16 else 5 + i % 3) for i in range(40)]
+            for a, b in DataLoader(rows, batch_size=8, collate_fn=collate, num_workers=workers):
+                print(b.tolist(), f"{a[0].sum().item():.6g} {a[-1].sum().item():.6g}")
+
+
+@scene
+def a_sample_that_lacks_its_label():
+    """The default collate does not fail in workers as it does in the script's process."""
+    rows = [(x[i], None if i == 21 else y[i]) for i in range(40)]
+    for workers in (0, 2):
+        it = iter(DataLoader(rows, batch_size=8, num_workers=workers))
+        for _ in range(5):
+            try:
+                print(f"{next(it)[0].sum().item():.6g}")
+            except (TypeError, AttributeError) as error:
+                said(error)
+
+
 class Mixed(Dataset):
     """Whole numbers in some samples, fractions in others."""
 

@@ -1,6 +1,8 @@
 """Models that do not do the same in every call: by chance, by a switch, by what they are given."""
 
+import contextvars
 import enum
+import os
 import random
 from types import SimpleNamespace
 
@@ -78,6 +80,64 @@ def switches_that_no_module_has():
             loss.backward()
             opt.step()
             say(loss)
+
+
+def unchanged(h):
+    return h
+
+
+def centred(h):
+    return h - h.mean(0)
+
+
+after, STEPS, MIXING = unchanged, [], contextvars.ContextVar("mixing", default=False)
+
+
+class Hidden:
+    __slots__ = ("on",)
+
+
+@scene
+def switches_of_any_kind():
+    """A function that is replaced, a list, a variable of the process, a file, a slot, a context: each on for a bit."""
+    global after
+    hidden, calls = Hidden(), [0]
+
+    def between(m, h):
+        calls[0] += 1
+        h = h - h.mean(0) if os.environ.get("MIX") or os.path.exists("mix") or hidden.on or MIXING.get() else h
+        for step in STEPS:
+            h = step(h)
+        return after(h) * (h.shape.numel() / 100 if len(STEPS) == 2 else 1)
+
+    hidden.on = False
+    model = Two(between)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    for step, (xb, yb) in enumerate(batch for _ in range(7) for batch in batches()):
+        after = centred if step in (5, 6) else unchanged
+        STEPS[:] = [centred] if step == 9 else [unchanged, unchanged] if step == 11 else []
+        hidden.on = step in (19, 20)
+        os.environ.update({"MIX": "1"}) if step in (12, 13) else os.environ.pop("MIX", None)
+        open("mix", "w").close() if step == 17 else os.path.exists("mix") and os.remove("mix")
+        MIXING.set(step in (22, 23))
+        with torch.no_grad():
+            print(f"{model(xb).sum().item():.6g}")
+        loss = F.cross_entropy(model(xb), yb)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    print(calls)
+
+
+@scene
+def inference():
+    """A model that asks whether it is on."""
+    model = Two(lambda m, h: h - h.max(0).values if torch.is_inference_mode_enabled() else h)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            for xb, _ in batches():
+                print(f"{model(xb).sum().item():.6g}")
 
 
 @scene

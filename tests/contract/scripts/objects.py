@@ -133,6 +133,41 @@ def shapes_that_change_in_place():
 
 
 @scene
+def arrays_that_were_taken_before_a_change():
+    """They change with it, and so do views."""
+    model = mlp()
+    for rows, target in loader():
+        array, first, shared = rows.numpy(), rows[0], torch.from_dlpack(rows)
+        rows.mul_(2)
+        print(f"{array.sum():.4f} {first.sum().item():.5f} {shared.sum().item():.4f} {rows.sum().item():.4f}")
+        rows.view(-1)[3:7] = 9
+        array[1] = 7
+        rows.add_(1)
+        print(f"{array.sum():.4f} {array[1, 0]} {first[3].item()} {rows.sum().item():.4f}")
+        shared.mul_(0.5)
+        rows.clamp_(-1, 1)
+        print(f"{array.sum():.4f} {np.asarray(rows).sum():.4f} {shared.max().item()}")
+        out = model(rows).detach()
+        array = out.numpy()
+        torch.mul(out, 3, out=out)
+        print(f"{array.sum():.4f}")
+        out += 1
+        print(f"{array.sum():.4f}")
+        say(F.cross_entropy(model(rows), target))
+
+
+@scene
+def batches_have_no_attributes_but_the_scripts():
+    usual = set(dir(torch.empty(0)))
+    for rows, _ in loader():
+        out = mlp()(rows)
+        rows.tag = 3
+        print(vars(rows), vars(out), out.__dict__, sorted(set(dir(rows)) - usual), set(dir(out)) == usual)
+        rows.data = torch.ones(3, 6)
+        print(tuple(rows.shape), rows.sum().item())
+
+
+@scene
 def arrays_of_other_libraries():
     """DLPack, and NumPy's own interface."""
     for rows, target in loader():

@@ -291,8 +291,8 @@ class Private:
     The private streams start from the script's seed (the run's, where it gave none) and the rank, anew whenever
     the script seeds the common ones: same seed and same N, same run.
 
-    Swapping NumPy's and Python's states takes 170 µs, so they are swapped only where they are drawn from. Whether they
-    are is looked at on the 1st, 2nd, 4th, 8th … time and on every 256th; ``fingerprint`` finds what slipped through.
+    Swapping NumPy's and Python's states takes 170 µs, so they are swapped only where they are drawn from. What is
+    drawn before that is known comes from the common stream, which is put back.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
@@ -304,6 +304,7 @@ class Private:
         self._started: dict[str, Any] = {}
         self._common: dict[str, Any] = {}
         self._streams: list[tuple[str, Any]] = []
+        self._swapped: set[str] = set()
         self._seed_before: Any = None
 
     def standing(self) -> dict[str, Any]:
@@ -321,10 +322,13 @@ class Private:
         if _inside > 1:
             return self
         self._times += 1
-        look = self._times & (self._times - 1) == 0 or self._times % 256 == 0
-        self._streams = [(name, stream) for name, stream in _streams() if look or name in self._drawn_from]
+        look = self._times & (self._times - 1) == 0
+        self._streams = _streams()
+        self._swapped = {name for name, _ in self._streams if look or name == "torch" or name in self._drawn_from}
         for name, stream in self._streams:
             self._common[name] = stream.get_state()
+            if name not in self._swapped:
+                continue
             if self.fresh(name, stream.script_seed()):
                 _starting = True
                 stream.seed(self._start(name))
@@ -342,11 +346,14 @@ class Private:
             return
         _seeded += _torch_seed() != self._seed_before
         for name, stream in self._streams:
-            state = stream.get_state()
-            if name not in self._drawn_from and not _same(state, self._own[name]):
+            state, swapped = stream.get_state(), name in self._swapped
+            moved = name not in self._drawn_from and not _same(state, (self._own if swapped else self._common)[name])
+            if moved:
                 self._drawn_from.add(name)
-            self._own[name] = state
-            stream.set_state(self._common[name])
+            if swapped:
+                self._own[name] = state
+            if swapped or moved:
+                stream.set_state(self._common[name])
 
     def fresh(self, name: str, script_seed: Any) -> bool:
         """Whether the private stream must start (anew): at first, and when the script has seeded the common one."""

@@ -108,7 +108,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     from oars.adapt.torch import guard
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
-    from oars.adapt.torch.batches import loaders
+    from oars.adapt.torch.batches import loaders, workers
     from oars.adapt.torch.model import batchnorm, call, changes, custom_functions, dropout
     from oars.adapt.torch.rows import leaving, tensor
 
@@ -138,6 +138,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.jit.ScriptFunction, "__call__", (instead(custom_functions.scripted),)),
         Seam(torch.inference_mode, "__enter__", (instead(custom_functions.inference_enter),)),
         Seam(torch.inference_mode, "__exit__", (instead(custom_functions.inference_exit),)),
+        Seam(torch, "is_inference_mode_enabled", (instead(custom_functions.is_inferring),)),
         Seam(torch.func, _TRANSFORMS, (RECORDED(recorder.transform), custom_functions.on_whole)),
         Seam(torch.func, _OF_VALUES, (RECORDED(recorder.passed_over), custom_functions.on_whole)),
         Seam(torch.func, "functional_call", (custom_functions.functional_call,)),
@@ -147,14 +148,14 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         Seam(torch.jit, "save", (ASYNC(weight_reads.of_modules),)),
         Seam(torch.export, "export", (ASYNC(weight_reads.of_modules),)),
         # loaders
-        Seam(DataLoader, "check_worker_number_rationality", (loaders.worker_number,)),
+        Seam(DataLoader, "check_worker_number_rationality", (workers.worker_number,)),
         Seam(DataLoader, "__len__", (instead(loaders.loader_len),)),
         Seam(_Iter, "__init__", (instead(loaders.iter_init),)),
         Seam(_Iter, "_reset", (instead(loaders.iter_reset),)),
         Seam(_Iter, "_next_index", (RECORDED(recorder.next_index), instead(loaders.next_index))),
-        Seam(dataloader._MultiProcessingDataLoaderIter, "__init__", (instead(loaders.workers_init),)),
+        Seam(dataloader._MultiProcessingDataLoaderIter, "__init__", (instead(workers.workers_init),)),
         Seam(_utils.fetch._MapDatasetFetcher, "fetch", (instead(loaders.fetch),)),
-        Seam(_utils.worker, "ManagerWatchdog", (instead(loaders.Watchdog),)),
+        Seam(_utils.worker, "ManagerWatchdog", (instead(workers.Watchdog),)),
         # rows that leave the main thread
         Seam(threading.Thread, "start", (leaving.started,)),
         Seam(multiprocessing.process.BaseProcess, "start", (leaving.started,)),

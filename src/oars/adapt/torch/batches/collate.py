@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import default_collate, default_convert
 
 from oars.adapt import files
 from oars.adapt.python import random as random_
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     Spec = str | tuple[Any, ...]
 
+DEFAULT = (default_collate, default_convert)
 NOTHING = "oars: no rows on this rank"
 REMEMBERS = "oars: the data set has a memory"
 
@@ -43,6 +45,10 @@ class Wrote(NamedTuple):
 
     data: Any
     files: bool = True  # not only what the data set holds, or what it prints
+
+
+class Unfit(NamedTuple):
+    """Collating own samples does not work, or not row by row: the whole batch is needed."""
 
 
 class Failed(NamedTuple):
@@ -70,12 +76,10 @@ class Cut(NamedTuple):
 
 def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
-    many: Any = getattr(fetcher.dataset, "__getitems__", None)
     files_before = files.changes()
-    before_reading = Memory(fetcher.dataset)
+    before_reading = Memory(fetcher.dataset, fetcher.collate_fn, thorough=True)
     with ctx.out_of_step():
-        samples = many(cut.indices) if many else [fetcher.dataset[i] for i in cut.indices]
-    remembers = before_reading.changed()
+        samples = read(fetcher, cut.indices)
     by_sample = isinstance(samples, list) and len(samples) == len(cut.indices)  # else whole batches, as Keras's are
     mine = copy.deepcopy(samples[cut.first : cut.first + cut.rows]) if by_sample else None  # collating may change them
     own_generators = generators(fetcher.collate_fn)
@@ -84,7 +88,7 @@ def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
         every = fetcher.collate_fn(samples)
     if _positions(own_generators) != before or files.changes() != files_before:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
-    if remembers:
+    if before_reading.lasting or before_reading.changed():
         return every, REMEMBERS
     if not cut.rows:
         return every, NOTHING
@@ -92,10 +96,60 @@ def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
         return every, None
     try:
         with ctx.private, ctx.out_of_step("while own samples are collated"):
-            some = fetcher.collate_fn(mine if by_sample else many(cut.mine()))
+            some = fetcher.collate_fn(mine if by_sample else read(fetcher, cut.mine()))
     except Exception:  # the script's own code: it takes whole batches, perhaps
+        before_reading.put_back()
+        return every, None
+    if before_reading.changed():
+        before_reading.put_back()
         return every, None
     return every, _compare(every, some, cut)
+
+
+def read(fetcher: _MapDatasetFetcher, indices: list) -> Any:
+    """The samples of these indices."""
+    many: Any = getattr(fetcher.dataset, "__getitems__", None)
+    return many(indices) if many else [fetcher.dataset[i] for i in indices]
+
+
+_earlier: list[tuple[Any, Any]] = []  # the collate_fn that was used last in this process, and a sample it was given
+
+
+def by_row(fetcher: _MapDatasetFetcher, indices: list) -> Any:
+    """Own samples, collated; ``Unfit`` if that cannot be. What a ``collate_fn`` of the script's does may depend on
+    the data, so it collates them once more, backwards and behind a sample of an earlier batch: the same rows, if it
+    takes each alone."""
+    samples = read(fetcher, indices)
+    if ctx.alone:
+        return fetcher.collate_fn(samples)
+    if fetcher.collate_fn in DEFAULT or not isinstance(samples, list) or len(samples) != len(indices):
+        try:
+            return fetcher.collate_fn(samples)
+        except Exception:
+            return Unfit()
+    others = [sample for collate_fn, sample in _earlier if collate_fn is fetcher.collate_fn]
+    others = copy.deepcopy([*others, *samples[::-1]])
+    _earlier[:] = [(fetcher.collate_fn, copy.deepcopy(samples[0]))]
+    try:
+        data, again = fetcher.collate_fn(samples), fetcher.collate_fn(others)
+    except Exception:
+        return Unfit()
+    return data if _alike(data, again, len(samples), len(others) - len(samples)) else Unfit()
+
+
+def _alike(data: Any, again: Any, rows: int, others: int) -> bool:
+    """Whether the second has the rows of the first, backwards, behind some others."""
+    if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim and len(data) == rows:
+        return type(again) is type(data) and len(again) == rows + others and _equal(
+            data, again[others:].flip(0) if isinstance(again, torch.Tensor) else again[others:][::-1])
+    if type(data) is not type(again):
+        return False
+    if isinstance(data, (list, tuple)) and not hasattr(data, "_fields") and len(data) == rows != len(again):
+        return len(again) == rows + others and _equal(list(data), list(again[others:])[::-1])
+    parts, more = children(data), children(again)
+    if parts is None or more is None:
+        return _equal(data, again)
+    return len(parts) == len(more) and all(_alike(a, b, rows, others) for a, b in zip(parts, more, strict=True))
 
 
 def _pads(collate_fn: Callable[[Any], Any], mine: Any, every: Any, cut: Cut) -> bool:
@@ -244,9 +298,14 @@ def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Told:
     """What all ranks have got of a batch. ``spec``: None for the default collate's."""
     failed, remembered = isinstance(data, Failed), isinstance(data, Remembers)
     fits, mark = True, 0
-    if not failed and not remembered and cut.rows:
+    if isinstance(data, Unfit):
+        fits = False
+    elif not failed and not remembered and cut.rows:
         spec = default_spec(data) if spec is None else spec
-        fits = all(len(part) == cut.rows for part in _parts_by_row(data, spec))
+        try:
+            fits = all(len(part) == cut.rows for part in _parts_by_row(data, spec))
+        except (TypeError, ValueError):  # it is made of other parts than the first batch
+            fits = False
         mark = zlib.crc32(repr(_print(data, spec)).encode()) + 1
     told = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote, remembered]))
     marks = set(told[:, 0].tolist()) - {0}
@@ -259,7 +318,7 @@ def _parts_by_row(data: Any, spec: Spec) -> Iterator[Any]:
     if spec in ("rows", "array", "list"):
         yield data
     elif not isinstance(spec, str):
-        for part, of_part in zip(children(data) or [], spec, strict=False):
+        for part, of_part in zip(children(data) or [], spec, strict=True):
             yield from _parts_by_row(part, of_part)
 
 

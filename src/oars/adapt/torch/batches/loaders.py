@@ -15,11 +15,8 @@ all see, or raise, what one process would.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import random
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -32,11 +29,13 @@ from torch.utils.data import dataloader as dataloader_
 from oars import debug
 from oars.adapt import files
 from oars.adapt.python import random as random_
+from oars.adapt.python.patching import replaced
 from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.batches.memory import Remembers, Watching
 from oars.adapt.torch.batches.reading import Key, begin, is_apart, key_of, reading
+from oars.adapt.torch.batches.workers import begin_anew, seed_worker
 from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
@@ -46,26 +45,21 @@ from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from torch.utils.data import Dataset
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
-    from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from oars.adapt.torch.batches.collate import Spec
 
 _Iter: Any = dataloader_._BaseDataLoaderIter
-_Workers: Any = dataloader_._MultiProcessingDataLoaderIter
 _Fetcher: Any = data_utils.fetch._MapDatasetFetcher
-_DEFAULT = (data_utils.collate.default_collate, data_utils.collate.default_convert)
 _plain = {name: getattr(_Iter, name) for name in ("__init__", "_reset", "_next_index", "__next__")}
-_with_workers = _Workers.__init__
 _fetch = _Fetcher.fetch
 _iter, _len = DataLoader.__iter__, DataLoader.__len__
 UNKNOWN, BY_ROW, WHOLE = "unknown", "by row", "whole"
 _ways: WeakKeyDictionary[Key, tuple[str, Any]] = WeakKeyDictionary()  # how to load, and what a batch is made of
 _LEDGER = bool(os.environ.get("OARS_LEDGER"))  # write down which rank learnt from which sample, see step_log.py
-_seeded_in: int | None = None
 
 
 def fetch(self: _MapDatasetFetcher, index: Any) -> Any:
@@ -79,18 +73,23 @@ def fetch(self: _MapDatasetFetcher, index: Any) -> Any:
         return collate.NOTHING
     before = files.changes()
     if get_worker_info() is not None:
-        _seed_worker()
+        seed_worker()
         if id(self.dataset) in _remembering:
             return Remembers(_fetch(self, index.indices))
-    with Watching(self.dataset, _looks(self.dataset)) as watching:
-        if get_worker_info() is not None:
-            data = _fetch(self, index.mine())
+    looked_at = (self.dataset, self.collate_fn) if index.fresh or _looks(self.dataset) else None
+    with Watching(looked_at, index.fresh) as watching:
+        if watching.lasting:
+            pass
+        elif get_worker_info() is not None:
+            data = collate.by_row(self, index.mine())
         else:
             with ctx.private, ctx.out_of_step("while own samples are read"):
-                data = _fetch(self, index.mine())
+                data = collate.by_row(self, index.mine())
     if watching.little:
         _quickly_looked.add(id(self.dataset))
     if watching.noticed:
+        if get_worker_info() is not None and not ctx.alone and ctx.plan.batch != "keep":
+            return Remembers(None)  # other workers take over here
         if index.fresh or get_worker_info() is None:  # workers have read later batches by now
             _remembering.add(id(self.dataset))
             return watching.again(lambda: _whole(self, index.indices))
@@ -120,39 +119,6 @@ def _looks(dataset: Dataset) -> bool:
     return times & (times - 1) == 0 or times % 64 == 0
 
 
-def _seed_worker() -> None:
-    """Once in a worker: what it draws for own samples must differ from what other ranks' workers draw."""
-    global _seeded_in
-    if _seeded_in == os.getpid() or ctx.world.origin == 0:
-        return
-    _seeded_in = os.getpid()
-    shift = ctx.world.origin * 1_000_003
-    random.seed(random.getrandbits(64) + shift)
-    torch.manual_seed((torch.initial_seed() + shift) % 2**63)
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"]
-        numpy.random.seed((int(numpy.random.randint(2**31)) + shift) % 2**32)
-
-
-class Watchdog(data_utils.worker.ManagerWatchdog):
-    """In a worker: is the rank that made it still there? PyTorch takes whoever is the parent now for that rank, which
-    may have died since the fork: such a worker would wait for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if (made_by := multiprocessing.parent_process()) is not None and made_by.pid is not None:
-            self.manager_pid = made_by.pid
-
-
-def worker_number(inner: Callable[..., Any]) -> Any:
-    """Around the warning of more workers than cores: a rank has its share of these, the script counts on all."""
-    def check(self: DataLoader) -> None:
-        if self.num_workers > (os.cpu_count() or 1):
-            inner(self)
-
-    return check
-
-
 # ---- the iterator -------------------------------------------------------------------------------------------------
 
 
@@ -161,21 +127,6 @@ def iter_init(self: _BaseDataLoaderIter, loader: DataLoader) -> None:
     ctx.iterations += 1
     begin(self, loader, _apart(loader))
     _plain["__init__"](self, loader)
-
-
-def workers_init(self: _MultiProcessingDataLoaderIter, loader: DataLoader) -> None:
-    """Replaces ``__init__`` of iterators with workers: these are forked, whatever the script says, for what is patched
-    here is not in processes that begin anew."""
-    asked = loader.multiprocessing_context
-    how = torch.multiprocessing if asked is None else asked
-    if how.get_start_method() == "fork" or "fork" not in multiprocessing.get_all_start_methods():
-        _with_workers(self, loader)
-        return
-    loader.multiprocessing_context = "fork"
-    try:
-        _with_workers(self, loader)
-    finally:
-        loader.multiprocessing_context = asked
 
 
 def _apart(loader: DataLoader) -> bool:
@@ -210,7 +161,7 @@ def next_index(self: _BaseDataLoaderIter) -> Any:
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
     uncut = way == WHOLE or on_every_rank(len(indices))
-    again = self._collate_fn not in _DEFAULT and not ctx.alone and here.loader.looks()
+    again = self._collate_fn not in collate.DEFAULT and not ctx.alone and here.loader.looks()
     whole = way == UNKNOWN or (way == BY_ROW and again)
     here.queue.append(cut := Cut(indices, offsets, *own(offsets), whole, ctx.era, uncut, here.loader not in _ways))
     return indices if uncut else cut
@@ -233,7 +184,7 @@ def _way(iterator: _BaseDataLoaderIter) -> tuple[str, Any]:
     if not ctx.in_step:
         return WHOLE, None
     way = _ways.get(reading(iterator).loader)
-    return way or (BY_ROW if iterator._collate_fn in _DEFAULT else UNKNOWN, None)
+    return way or (BY_ROW if iterator._collate_fn in collate.DEFAULT else UNKNOWN, None)
 
 
 def iter_next(self: _BaseDataLoaderIter) -> Any:
@@ -303,7 +254,7 @@ def _for_the_living(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> tuple[Any
     of it is not here. Who has it whole reads nothing again: that would draw its random numbers twice."""
     offsets = offsets_of(len(cut.indices))
     # New ranks know nothing of what collating does: all look again (see ``forget``).
-    whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in _DEFAULT)
+    whole = cut.whole or (cut.era < ctx.grown and self._collate_fn not in collate.DEFAULT)
     anew = Cut(cut.indices, offsets, *own(offsets), whole, ctx.era)
     if cut.whole or (not whole and (_way(self)[0] == WHOLE or on_every_rank(len(cut.indices)))):
         return data, anew._replace(uncut=cut.uncut)
@@ -330,7 +281,8 @@ def whole_batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
         ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
     if way == BY_ROW:
-        lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, self._collate_fn in _DEFAULT))
+        default = self._collate_fn in collate.DEFAULT
+        lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, default))
     return batch
 
 
@@ -350,6 +302,8 @@ class _Again:
         cut = Cut(self.indices, offsets, *own(offsets), False, ctx.era)
         data = fetch(self.fetcher, cut)
         data = data.data if isinstance(data, collate.Wrote) else data
+        if isinstance(data, (collate.Unfit, Remembers)):
+            data, cut = _whole(self.fetcher, self.indices), cut._replace(whole=True)
         if len(self.indices) < ctx.size:
             data = collate.with_template(data, collate.default_spec(data) if self.default else self.spec)
         return collate.rows_in(collate.to_batch(data, collate.default_spec(data) if self.default else self.spec, cut))
@@ -363,15 +317,21 @@ def _batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
     if cut.uncut:
         return data
     loader, remembered = reading(self).loader, isinstance(data, Remembers)
+    if remembered and data.data is None and ctx.alone:
+        data, remembered = Remembers(_refetch(self, cut)), True
     if way == WHOLE or on_every_rank(len(cut.indices)):  # it was cut before this was known
-        return data.data if remembered else _refetch(self, cut)
-    default = self._collate_fn in _DEFAULT
+        return data.data if remembered and data.data is not None else _refetch(self, cut)
+    default = self._collate_fn in collate.DEFAULT
     if not (ctx.alone and (default or ctx.phases.any_shape())):
         told = collate.compare(data, None if default else spec, cut, loader.wrote)
         if told.failed:
             return _fail(self, data, cut)
         if told.wrote or told.remembers:
             _not_in_parts(loader, self._dataset, told.remembers)
+            if told.remembers and self._num_workers and ctx.plan.batch != "keep":
+                begin_anew(self, cut.indices)
+                reading(self).queue.popleft()
+                return _plain["__next__"](self)
             return data.data if remembered else _refetch(self, cut)
         if not told.fit and default:
             ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
@@ -425,16 +385,19 @@ def _not_in_parts(loader: Key, dataset: Dataset, remembers: bool = False) -> Non
 
 
 def _refetch(self: Any, cut: Cut) -> Any:
-    try:
+    if not self._num_workers:
         return _whole(_fetcher(self), cut.indices)
+    worker = (self._rcvd_idx - 1) % self._num_workers  # the one of one process
+    info = data_utils.worker.WorkerInfo(id=worker, num_workers=self._num_workers, seed=self._base_seed + worker,
+                                        dataset=self._dataset)
+    try:
+        with replaced(data_utils.worker, _worker_info=info):  # collating does not fail in the same way there
+            return _whole(_fetcher(self), cut.indices)
     except Exception as error:
-        if not self._num_workers:
-            raise
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         failed = type(error), error.with_traceback(None), trace
-    worker = (self._rcvd_idx - 1) % self._num_workers  # the one of one process
     torch._utils.ExceptionWrapper(failed, f"in DataLoader worker process {worker}").reraise()
 
 

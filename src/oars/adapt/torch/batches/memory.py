@@ -12,32 +12,38 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
+import logging
+import os
+import random as random_
 import sys
+import sysconfig
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from oars.adapt.python import random
+from oars.adapt.python.looking import fields, is_a, slots
+from oars.adapt.python.patching import replaced
+from oars.adapt.torch.context import of_the_script
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from torch.utils.data import Dataset
-
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, dict, set, deque, bytearray)
-_SMALL = 1 << 12  # bytes, of an array that is looked through
-_SMALL_IN_MODELS = 1 << 24  # the same of a model, which is looked at less often
-_COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
-_MANY = 64  # entries of a container that are looked at
-_DEEP = 3
+_ITERATORS = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
+# How much is looked at: bytes of arrays, entries of a container (of longer ones their number), things in all.
+_QUICK, _THOROUGH, _IN_MODELS = (1 << 16, 1 << 12, 1 << 12), (1 << 26, 1 << 20, 1 << 16), (1 << 28, 1 << 12, 1 << 12)
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _LITTLE = 256  # things: what takes some ten microseconds
+_DEEP = 3  # objects of libraries in each other
+_INSTALLED = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
 
 
 class Remembers(NamedTuple):
@@ -59,79 +65,173 @@ class Cell:
         self._cell.cell_contents = value
 
 
-class Memory:
-    """What a data set (or a model) holds at one moment, so that it can be compared, and put back."""
+class Attributes:
+    """Those of a class, or an object's slots, read and written like a dictionary."""
 
-    def __init__(self, dataset: Dataset | None, small: int = _SMALL) -> None:
-        self._small = small
-        self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
-        self._copies: dict[int, tuple[Any, Any]] = {}  # containers, and what they held
-        self._seen: set[int] = set()
-        self._look(dataset, 0)
-        self._seeds = random.seeds()
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return vars(self._thing).get(name, default) if is_a(self._thing, type) else getattr(self._thing, name, default)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        (type if is_a(self._thing, type) else object).__setattr__(self._thing, name, value)
+
+
+class Memory:
+    """What some objects (a data set, a collate_fn, a model) hold at one moment, to be compared and put back.
+
+    From an object it goes to its attributes and slots, to what containers hold, and to what the script's code can name:
+    globals, variables of functions around it, attributes of classes and of the script's modules. ``thorough`` goes
+    through large containers and arrays too. What cannot be put back (a generator that is half run) is ``lasting``.
+    """
+
+    def __init__(self, *things: Any, thorough: bool = False) -> None:
+        self._room, self._entries, self._most = _THOROUGH if thorough else _QUICK
+        self._models = False
+        self._begin()
+        self._todo.extend(things)
+        self._walk()
 
     @classmethod
     def of_model(cls, model: torch.nn.Module) -> Memory:
-        """What the modules of a model hold besides tensors and other modules, and the globals that their code names."""
-        memory = cls(None, small=_SMALL_IN_MODELS)
+        """What the modules of a model hold besides tensors and other modules, and what their code names."""
+        memory = cls.__new__(cls)
+        memory._room, memory._entries, memory._most = _IN_MODELS
+        memory._models = True
+        memory._begin()
         for part in model.modules():
             for name, value in list(vars(part).items()):
                 if name not in OF_EVERY_MODULE:
-                    memory._note(vars(part), name, value, 0)
+                    memory._note(vars(part), name, value)
             kind: Any = type(part)
-            for function in _functions(kind):
-                memory._look(function, 0)
+            memory._todo.extend(_functions(kind))
+        memory._walk()
         return memory
 
-    def _look(self, thing: Any, depth: int) -> None:
-        if id(thing) in self._seen or depth > _DEEP or isinstance(thing, (torch.nn.Module, type, types.ModuleType)):
-            return
-        self._seen.add(id(thing))
-        if isinstance(thing, types.MethodType):
-            thing = thing.__func__
-        if isinstance(thing, types.FunctionType):
+    def _begin(self) -> None:
+        self._places: list[tuple[Any, str, Any]] = []  # where each value lies, and what it is
+        self._copies: dict[int, tuple[Any, Any]] = {}  # containers and arrays, and what they held
+        self._states: dict[int, tuple[Any, Any]] = {}  # random generators, and where they stood
+        self._steps: dict[int, tuple[Any, Any]] = {}  # iterators, and copies of them
+        self._seen: set[int] = set()
+        self._todo: deque[Any] = deque()
+        self._depths: dict[int, int] = {}  # in how many objects of libraries a thing lies
+        self._depth = 0  # of what is looked at now
+        self._seeds = random.seeds()
+        self.lasting = False
+
+    def _walk(self) -> None:
+        while self._todo and len(self._places) + len(self._copies) < self._most:
+            thing = self._todo.popleft()
+            if id(thing) not in self._seen:
+                self._seen.add(id(thing))
+                self._depth = self._depths.pop(id(thing), 0)
+                self._look(thing)
+
+    def _look(self, thing: Any) -> None:
+        if is_a(thing, types.MethodType):
+            self._more(thing.__self__, thing.__func__)
+        elif is_a(thing, types.FunctionType):
             for cell in thing.__closure__ or ():
-                self._note(Cell(cell), "", Cell(cell).get(""), depth)
-            self._look_at_names([thing], depth)
-            return
-        held = getattr(thing, "__dict__", None)
-        if isinstance(held, dict) and not isinstance(thing, torch.Tensor):
-            for name, value in held.items():
-                self._note(held, name, value, depth)
+                self._note(Cell(cell), "", Cell(cell).get(""))
+            self._more(*(thing.__defaults__ or ()))
+            self._look_at_names(thing)
+        elif is_a(thing, functools.partial):
+            self._more(thing.func, *thing.args, *thing.keywords.values())
+        elif is_a(thing, functools._lru_cache_wrapper):
+            self._copies[id(thing)] = thing, thing.cache_info()
+            self.lasting = self.lasting or thing.cache_info().currsize > 0  # its counts cannot be put back
+            self._more(thing.__wrapped__)
+        elif is_a(thing, types.GeneratorType, map, zip, enumerate, filter):
+            self.lasting = True
+        elif is_a(thing, *_ITERATORS):
+            self._steps[id(thing)] = thing, copy.copy(thing)
+        elif is_a(thing, type):
+            if _is_scripts(thing):
+                for name, value in list(vars(thing).items()):
+                    if not (name.startswith("__") and name.endswith("__")):
+                        self._note(Attributes(thing), name, value)
+                self._more(*_functions(thing))
+        elif is_a(thing, staticmethod, classmethod):
+            self._more(thing.__func__)
+        elif (state := _state(thing)) is not None:
+            self._states[id(thing)] = thing, state
+        elif is_a(thing, *_HOLDERS, tuple, np.ndarray, torch.Tensor):
+            self._keep(thing)
+        elif not is_a(thing, *_SIMPLE, types.ModuleType):
             kind: Any = type(thing)
-            self._look_at_names(_functions(kind), depth)
+            own = _is_scripts(kind)
+            self._depth += not own
+            if (is_a(thing, torch.nn.Module) and self._models) or self._depth > _DEEP:
+                return
+            held = fields(thing)
+            for name, value in list(held.items()):
+                self._note(held, name, value)
+            if own:
+                for name, value in slots(thing):
+                    self._note(Attributes(thing), name, value)
+                self._more(kind)
+            for function in _functions(kind):
+                self._look_at_names(function)
 
-    def _look_at_names(self, functions: list[types.FunctionType], depth: int) -> None:
-        """The globals that these can name."""
-        for function in functions:
-            names = function.__globals__
-            for name in function.__code__.co_names:
-                if name in names and isinstance(
-                        names[name], (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)):
-                    self._note(names, name, names[name], depth)
+    def _look_at_names(self, function: types.FunctionType) -> None:
+        """The globals that it can name, and what it can name of them where they are the script's modules."""
+        names, scripts = function.__globals__, of_the_script(function.__code__.co_filename)
+        named = [name for code in codes(function.__code__) for name in code.co_names]
+        for name in dict.fromkeys(named):
+            value = names.get(name, self)
+            if is_a(value, types.ModuleType):
+                if scripts and of_the_script(getattr(value, "__file__", None) or torch.__file__):
+                    for other in dict.fromkeys(named):
+                        if other in vars(value):
+                            self._note(vars(value), other, vars(value)[other])
+            elif value is not self and (scripts or is_a(value, *_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)):
+                self._note(names, name, value)
 
-    def _note(self, holder: Any, name: str, value: Any, depth: int) -> None:
+    def _note(self, holder: Any, name: str, value: Any) -> None:
         self._places.append((holder, name, value))
-        if isinstance(value, _HOLDERS) and id(value) not in self._copies:
-            self._copies[id(value)] = value, copy.copy(value) if len(value) <= _COPIED else len(value)
-            if len(value) <= _MANY:
-                for inner in value.values() if isinstance(value, dict) else value:
-                    if isinstance(inner, _HOLDERS):
-                        self._copies.setdefault(id(inner), (inner, copy.copy(inner)))
-                    else:
-                        self._look(inner, depth + 1)
-        elif isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
-            self._copies[id(value)] = value, value.copy()
-        elif isinstance(value, torch.Tensor):
-            plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
-            old = value.detach().clone() if plain and value.nbytes <= self._small else None
-            self._copies[id(value)] = value, (value._version, old)
-        elif not isinstance(value, (*_SIMPLE, np.ndarray)):
-            self._look(value, depth + 1)
+        self._more(value)
+
+    def _more(self, *things: Any) -> None:
+        """To be looked at, too."""
+        for thing in things:
+            if not is_a(thing, *_SIMPLE) and id(thing) not in self._seen:
+                self._todo.append(thing)
+                self._depths.setdefault(id(thing), self._depth)
+
+    def _keep(self, thing: Any) -> None:
+        if is_a(thing, tuple):
+            self._more(*tuple.__iter__(thing))
+            return
+        if is_a(thing, torch.Tensor):
+            plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
+            small = plain and not thing.is_meta and self._takes(thing.nbytes)
+            self._copies[id(thing)] = thing, (thing._version, thing.detach().clone() if small else None)
+            return
+        if is_a(thing, np.ndarray):
+            if self._takes(thing.nbytes):
+                self._copies[id(thing)] = thing, thing.copy()
+            return
+        kind: Any = next(k for k in _HOLDERS if is_a(thing, k))
+        many = kind.__len__(thing)
+        if many > self._entries:
+            self._copies[id(thing)] = thing, many
+            return
+        self._copies[id(thing)] = thing, kind(kind.copy(thing))
+        if many <= self._most // 64 and kind is not bytearray:
+            self._more(*(dict.values(thing) if kind is dict else kind.__iter__(thing)))
+
+    def _takes(self, size: int) -> bool:
+        """Whether so many bytes are copied; of data sets there is room for so much in all."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
 
     def size(self) -> int:
         """How many things are compared."""
-        return len(self._places) + sum(len(old) for _, old in self._copies.values() if isinstance(old, _HOLDERS))
+        return len(self._places) + sum(len(old) for _, old in self._copies.values() if is_a(old, *_HOLDERS))
 
     def changed(self) -> bool:
         """Whether it is another one now. That something was opened where there was nothing does not count."""
@@ -142,45 +242,105 @@ class Memory:
                 same = isinstance(value, _SIMPLE) and type(now) is type(value) and (now == value or now != now)
                 if not same:
                     return True
-        return any(self._differs(value, old) for value, old in self._copies.values()) or random.seeds() != self._seeds
+        return (any(self._differs(value, old) for value, old in self._copies.values())
+                or any(not _same(_state(value), old) for value, old in self._states.values())
+                or any(_step(value) != _step(old) for value, old in self._steps.values())
+                or random.seeds() != self._seeds)
 
     def _differs(self, value: Any, old: Any) -> bool:
-        if isinstance(value, torch.Tensor):
-            if value._version != old[0] or old[1] is None or value.is_meta:
+        if is_a(value, torch.Tensor):
+            if value._version != old[0] or old[1] is None:
                 return bool(value._version != old[0])
             return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
-        if isinstance(value, np.ndarray):
+        if is_a(value, np.ndarray):
             return value.tobytes() != old.tobytes()
+        if is_a(value, functools._lru_cache_wrapper):
+            return bool(value.cache_info() != old)
+        kind: Any = next(k for k in _HOLDERS if is_a(value, k))
         if isinstance(old, int):
-            return len(value) != old
-        if len(value) != len(old):
+            return bool(kind.__len__(value) != old)
+        if kind.__len__(value) != len(old):
             return True
-        if isinstance(value, dict):
-            return any(value.get(k, self) is not v and not _equal(value.get(k, self), v) for k, v in old.items())
-        if isinstance(value, (set, bytearray)):
-            return bool(value != old)
-        return any(a is not b and not _equal(a, b) for a, b in zip(value, old, strict=True))
+        if kind is dict:
+            now = dict(dict.items(value))
+            return any(now.get(k, self) is not v and not _equal(now.get(k, self), v) for k, v in old.items())
+        if kind in (set, bytearray):
+            return bool(kind(kind.copy(value)) != old)
+        return any(a is not b and not _equal(a, b) for a, b in zip(kind.__iter__(value), old, strict=True))
 
     def put_back(self) -> None:
         """Let it be as it was."""
         for holder, name, value in self._places:
-            holder[name] = value
+            value = self._steps[id(value)][1] if id(value) in self._steps else value
+            if holder.get(name, self) is not value:
+                holder[name] = value
+        for value, old in self._states.values():
+            _set_state(value, old)
         for value, old in self._copies.values():
             if not self._differs(value, old):
                 continue
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 if old[1] is not None:
                     value.detach().copy_(old[1])
-            elif isinstance(value, np.ndarray):
+            elif is_a(value, np.ndarray):
                 value[...] = old
+            elif is_a(value, functools._lru_cache_wrapper):
+                if not old.currsize:
+                    value.cache_clear()
             elif isinstance(old, int):
-                while not isinstance(value, set) and len(value) > old:
-                    value.popitem() if isinstance(value, dict) else value.pop()
-            elif isinstance(value, (list, bytearray)):
+                while not is_a(value, set) and len(value) > old:
+                    value.popitem() if is_a(value, dict) else value.pop()
+            elif is_a(value, list, bytearray):
                 value[:] = old
             else:
                 value.clear()
-                value.extend(old) if isinstance(value, deque) else value.update(old)
+                value.extend(old) if is_a(value, deque) else value.update(old)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def _state(thing: Any) -> Any:
+    """Where a random generator stands; None of anything else."""
+    if is_a(thing, np.random.Generator):
+        return thing.bit_generator.state
+    if is_a(thing, np.random.RandomState):
+        return thing.get_state(legacy=False)
+    if is_a(thing, random_.Random):
+        return None if is_a(thing, random_.SystemRandom) else thing.getstate()
+    return thing.get_state() if is_a(thing, torch.Generator) else None
+
+
+def _step(iterator: Any) -> str:
+    """How far an iterator is."""
+    return repr(iterator) if is_a(iterator, itertools.count) else repr(iterator.__reduce__()[2:])
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    if is_a(thing, np.random.Generator):
+        thing.bit_generator.state = state
+    elif is_a(thing, random_.Random):
+        thing.setstate(state)
+    else:
+        thing.set_state(state)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return all(_same(a[k], b[k]) for k in a)
+    return bool(np.array_equal(a, b)) if isinstance(a, (np.ndarray, torch.Tensor)) else bool(a == b)
+
+
+@functools.cache
+def _is_scripts(kind: type) -> bool:
+    """Whether a class is of no library."""
+    file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
+    return (file is not None or kind.__module__ == "__main__") and not (file or "").startswith(_INSTALLED)
 
 
 @functools.cache
@@ -214,37 +374,57 @@ class _Held(io.StringIO):
 
 
 class Watching:
-    """While own samples are read: what they print is held back, and it is looked whether anything has a memory."""
+    """While own samples are read: what they print and log is held back, and it is looked whether anything has a memory.
+    """
 
-    def __init__(self, dataset: Any, look: bool) -> None:
-        self._before = Memory(dataset) if look else None
+    def __init__(self, things: tuple[Any, ...] | None, thorough: bool = False) -> None:
+        self._before = None if things is None else Memory(*things, thorough=thorough)
         self.little = self._before is not None and self._before.size() < _LITTLE
+        self.lasting = self._before is not None and self._before.lasting
         self.noticed = False
         self.text = ("", "")
+        self._records: list[tuple[logging.Logger, logging.LogRecord]] = []
 
     def __enter__(self) -> Watching:
-        self._streams = sys.stdout, sys.stderr
+        self._streams, self._log = (sys.stdout, sys.stderr), logging.Logger.callHandlers
+        self._holding = replaced(logging.Logger, callHandlers=self._holder())
+        self._holding.__enter__()
         sys.stdout, sys.stderr = self._held = _Held(sys.stdout), _Held(sys.stderr)  # type: ignore[assignment]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         sys.stdout, sys.stderr = self._streams
+        self._holding.__exit__(None, None, None)
         self.text = self._held[0].getvalue(), self._held[1].getvalue()
-        self.noticed = any(self.text) or (self._before is not None and self._before.changed())
+        self.noticed = self.lasting or any(self.text) or bool(self._records) or (
+            self._before is not None and self._before.changed())
         if kind is not None:
             self.say()
 
+    def _holder(self) -> Callable[[logging.Logger, logging.LogRecord], None]:
+        records, log, here = self._records, self._log, threading.get_ident()
+
+        def hold(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if threading.get_ident() == here:
+                records.append((logger, record))
+            else:
+                log(logger, record)
+
+        return hold
+
     def say(self) -> None:
-        """Print what was held back."""
+        """Print and log what was held back."""
         for stream, text in zip(self._streams, self.text, strict=True):
             if text and stream is not None:
                 stream.write(text)
+        for logger, record in self._records:
+            self._log(logger, record)
 
     def again(self, read: Callable[[], Any]) -> Remembers:
         """Take back what reading own samples has done, and read all."""
         if self._before is not None:
             self._before.put_back()
-        with Watching(None, False) as whole:
+        with Watching(None) as whole:
             data = read()
         if not whole.text[1]:  # a warning is given once
             whole.text = whole.text[0], self.text[1]

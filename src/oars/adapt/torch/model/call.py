@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from oars import debug
 from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
-from oars.adapt.torch.model import sequences
+from oars.adapt.torch.model import paths, sequences
 from oars.adapt.torch.model.compare import Rehearsal
 from oars.adapt.torch.model.switches import Switches
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
@@ -65,6 +65,8 @@ class Verdict:
         self.sure = True  # it cannot fail on one rank alone
         self.sizes: list[int] = []  # of batches for which it was compared with a call on plain own rows
         self.switches: Switches | None = None  # what stands outside of modules, when it was traced
+        self.paths: set[int | None] = set()  # the ways that were compared
+        self.blind = False  # the ways of calls without gradients cannot be seen
         self.draws: list[tuple[int, int]] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
@@ -307,6 +309,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     inputs = [_as_rows(leaf, offsets, side) for leaf in leaves]
     args, kwargs = tree_unflatten(inputs, spec)
     rows_.see(leaves)
+    verdict.blind = paths.blind(module)
     rehearsal = None if ctx.traces else Rehearsal(module, _changeable(module), [
         x.local if isinstance(x, Rows) else x for x in inputs])
     trace = Trace(offsets[-1])
@@ -337,6 +340,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         if _on_any_rank([differs] * differs):
             trace.events.append("the batch's size")
         verdict.sizes.append(offsets[-1])
+        if len(verdict.paths) > paths.MOST:
+            trace.events.append("many ways")
     gathers = trace.gathers()
     if not trace.events:
         verdict.way = SPLIT
@@ -377,7 +382,9 @@ def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, off
     args, kwargs = tree_unflatten(local, spec)
     ctx.split, ctx.plain = Split(offsets, verdict.draws, False), True
     try:
-        return tree_flatten(_eager(module, *args, **kwargs))[0]
+        out, path = paths.follow(lambda: _eager(module, *args, **kwargs), local, verdict.blind)
+        verdict.paths.add(path)
+        return tree_flatten(out)[0]
     finally:
         ctx.split, ctx.plain = None, False
 
@@ -416,12 +423,15 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     split = ctx.split = Split(offsets, verdict.draws, n == 0)
     ctx.plain = ctx.record.split = True
     try:
-        out = _call(module, *args, **kwargs)
+        out, path = paths.follow(lambda: _call(module, *args, **kwargs), local, verdict.blind)
         results, out_spec = tree_flatten(out)
-        if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws):
+        if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws) or (
+                path is not None and path not in verdict.paths):
             raise Otherwise
     except Otherwise:
         verdict.changes = -1
+        if verdict.switches is not None:
+            verdict.switches.put_back()
         raise
     except Exception as error:
         ctx.split, ctx.plain = None, False

@@ -199,6 +199,7 @@ def script(inner: Callable[..., Any]) -> Any:
     return scripting
 
 
+_inferring = False
 _scripted: Any = torch.jit.ScriptFunction.__call__
 
 
@@ -212,12 +213,21 @@ def scripted(self: torch.jit.ScriptFunction, *args: Any, **kwargs: Any) -> Any:
 
 
 def inference_enter(self: Any) -> None:
-    self._before = torch.is_grad_enabled()
+    global _inferring
+    self._before = torch.is_grad_enabled(), _inferring
+    _inferring = self.mode
     torch.set_grad_enabled(not self.mode)
 
 
 def inference_exit(self: Any, *_: object) -> None:
-    torch.set_grad_enabled(self._before)
+    global _inferring
+    before, _inferring = self._before
+    torch.set_grad_enabled(before)
+
+
+def is_inferring() -> bool:
+    """Replaces ``torch.is_inference_mode_enabled``."""
+    return _inferring
 
 
 def functional_call(inner: Callable[..., Any]) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from oars.adapt.python.looking import fields, is_a
-from oars.adapt.torch.batches.memory import OF_EVERY_MODULE, Cell
+from oars.adapt.torch.batches.memory import OF_EVERY_MODULE, Attributes, Cell, codes
 from oars.adapt.torch.context import of_the_script
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -47,21 +47,28 @@ class Switches:
         self._thrown: Counter[tuple[int, Any]] = before._thrown if before is not None else Counter()
         found: dict[tuple[int, Any], Place] = {}
         for place in itertools.islice(_places(module), _MOST):
-            if self._thrown[place.key()] < _TIMES:
-                found.setdefault(place.key(), place)
+            found.setdefault(place.key(), place)
         self._places = list(found.values())
-        self._values = self._read()
+        self._values = self._latest = self._read()
 
     def _read(self) -> list:
         return [where.get(name) for _, where, name in self._places]
 
     def thrown(self) -> bool:
         """Whether one has another value than when the model was traced."""
-        now = self._read()
+        self._latest = now = self._read()
         changed = [place.key() for place, a, b in zip(self._places, now, self._values, strict=True)
-                   if a is not b and not (type(a) is type(b) and type(a) in _PLAIN and a == b)]
+                   if a is not b and not (type(a) is type(b) and type(a) in _PLAIN and a == b)
+                   and self._thrown[place.key()] < _TIMES]
         self._thrown.update(changed)
         return bool(changed)
+
+
+    def put_back(self) -> None:
+        """What a call that is made again has changed (counters), as it was before it."""
+        for (_, where, name), value in zip(self._places, self._latest, strict=True):
+            if where.get(name) is not value:
+                where[name] = value
 
 
 def _places(module: nn.Module) -> Iterator[Place]:
@@ -76,7 +83,7 @@ def _places(module: nn.Module) -> Iterator[Place]:
                 seen.add(id(kind))
                 for name, value in list(vars(kind).items()):
                     if _is_plain(value):
-                        yield Place(id(kind), vars(kind), name)
+                        yield Place(id(kind), Attributes(kind), name)
                     else:
                         yield from _inside(value, seen)
                         yield from _named_by(value, seen)
@@ -91,7 +98,7 @@ def _named_by(function: Any, seen: set[int], depth: int = 3) -> Iterator[Place]:
     if not of_the_script(function.__code__.co_filename):
         return
     space = function.__globals__
-    for name in dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names if name in space):
+    for name in dict.fromkeys(name for code in codes(function.__code__) for name in code.co_names if name in space):
         value = space[name]
         if _is_plain(value):
             yield Place(id(space), space, name)
@@ -105,13 +112,6 @@ def _named_by(function: Any, seen: set[int], depth: int = 3) -> Iterator[Place]:
         else:
             yield from _named_by(value, seen, depth - 1)
             yield from _inside(value, seen)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _inside(thing: Any, seen: set[int], depth: int = 2) -> Iterator[Place]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, mine
+from oars.adapt.torch.context import Offsets, ctx, mine
+from oars.adapt.torch.rows import collectives
 
 
 class Mirror:
@@ -41,3 +43,23 @@ class Mirror:
 
 
 recent: deque[Mirror] = deque(maxlen=8)  # of rows that may be gone already, views of other rows (``x.view(-1)[3:5]``)
+
+
+def lend(x: Any, array: Any) -> Any:
+    """The script gets an array of the whole of rows, and may write into it."""
+    if x.mirror is not None:
+        x.mirror.lent = weakref.ref(array), x.mirror.full.clone()
+    return array
+
+
+def give_back(x: Any) -> None:
+    """Rows were changed in place: so are the views and arrays of their whole that the script has."""
+    for mirror in (getattr(x, "mirror", None), *recent):
+        if mirror is None or mirror.local._version == mirror.versions[1] or len(mirror.offsets) != ctx.size + 1:
+            continue
+        if ctx.in_step and not ctx.separate:
+            with torch.no_grad():
+                mirror.full.copy_(collectives.Gather.apply(mirror.local, mirror.offsets, mirror.dim))
+            mirror.versions = mirror.full._version, mirror.local._version
+            if mirror.lent is not None:
+                mirror.lent = mirror.lent[0], mirror.full.clone()

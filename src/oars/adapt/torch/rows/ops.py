@@ -14,6 +14,7 @@ import torch
 
 from oars.adapt.torch.context import Offsets, ctx, mine
 from oars.adapt.torch.rows import collectives
+from oars.adapt.torch.rows.mirror import lend
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import (
     RULES,
@@ -23,7 +24,6 @@ from oars.adapt.torch.rows.tensor import (
     beside_rows,
     cut,
     gathered,
-    lend,
     whole,
     wrap,
 )

@@ -23,7 +23,7 @@ from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.looks import LOOKS, look_after, looks, together
-from oars.adapt.torch.rows.mirror import Mirror, recent
+from oars.adapt.torch.rows.mirror import Mirror, give_back, lend, recent
 from oars.adapt.torch.rows.size import BatchSize
 from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
@@ -113,6 +113,7 @@ def _noticed(size: Any) -> Any:
 class Rows(torch.Tensor):
     """A global tensor cut along ``dim``: rank r holds rows offsets[r]..offsets[r+1] as ``local``."""
 
+    __slots__ = ("local", "offsets", "dim_", "mirror", "made", "version", "era")  # none is in ``vars(x)``
     local: torch.Tensor
     offsets: Offsets
     dim_: int
@@ -189,8 +190,11 @@ class Rows(torch.Tensor):
         ctx.note("read")
         full = whole(self, "__dlpack__").detach()
         if self.mirror is not None:  # other libraries may write into it
-            self.mirror.lent = weakref.ref(self.mirror.full), self.mirror.full.clone()
+            lend(self, self.mirror.full)
         return full.__dlpack__(**how)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(torch.empty(0)), *vars(self)})
 
     def __deepcopy__(self, memo: dict) -> Rows:
         if not self.local.is_leaf:
@@ -281,6 +285,7 @@ def _by_torchs_names(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]
 def change(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """An operation that changes its first argument in place; gives that where it returns nothing."""
     out = operate(func, args, kwargs)
+    give_back(args[0])
     return args[0] if out is None else out
 
 
@@ -354,13 +359,6 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
     if debug.on:
         debug.say(f"gathered for {op} at {site()}: {out.nbytes} bytes in {seconds:.6f} s")
     return out
-
-
-def lend(x: Rows, array: Any) -> Any:
-    """The script gets an array of the whole, and may write into it."""
-    if x.mirror is not None:
-        x.mirror.lent = weakref.ref(array), x.mirror.full.clone()
-    return array
 
 
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
@@ -468,6 +466,8 @@ def _attribute(kind: str, name: str, func: Callable[..., Any], args: tuple) -> A
         if name == "data":
             if isinstance(value, Rows):
                 x.local.data = value.local
+            elif value.shape != x.shape:
+                RESHAPES["set_"](torch.Tensor.set_, (x, value), {})
             else:
                 x.local.data = cut(value, x.offsets, x.dim_)
         elif name == "grad":
