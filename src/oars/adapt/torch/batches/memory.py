@@ -9,13 +9,12 @@ time it is known: with them it has to be noticed in a loader's first batch.)
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import sys
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from oars.adapt.python import random
+from oars.adapt.python.looking import fields, is_a
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
-_HOLDERS = (list, dict, set, deque, bytearray)
+_HOLDERS = (list, OrderedDict, dict, set, deque, bytearray)
 _SMALL = 1 << 12  # bytes, of an array that is looked through
 _SMALL_IN_MODELS = 1 << 24  # the same of a model, which is looked at less often
 _COPIED = 1 << 12  # entries of a container that is compared entry by entry; of longer ones the length
@@ -84,18 +84,18 @@ class Memory:
         return memory
 
     def _look(self, thing: Any, depth: int) -> None:
-        if id(thing) in self._seen or depth > _DEEP or isinstance(thing, (torch.nn.Module, type, types.ModuleType)):
+        if id(thing) in self._seen or depth > _DEEP or is_a(thing, torch.nn.Module, type, types.ModuleType):
             return
         self._seen.add(id(thing))
-        if isinstance(thing, types.MethodType):
+        if is_a(thing, types.MethodType):
             thing = thing.__func__
-        if isinstance(thing, types.FunctionType):
+        if is_a(thing, types.FunctionType):
             for cell in thing.__closure__ or ():
                 self._note(Cell(cell), "", Cell(cell).get(""), depth)
             self._look_at_names([thing], depth)
             return
-        held = getattr(thing, "__dict__", None)
-        if isinstance(held, dict) and not isinstance(thing, torch.Tensor):
+        held = fields(thing)
+        if held and not is_a(thing, torch.Tensor):
             for name, value in held.items():
                 self._note(held, name, value, depth)
             kind: Any = type(thing)
@@ -106,60 +106,62 @@ class Memory:
         for function in functions:
             names = function.__globals__
             for name in function.__code__.co_names:
-                if name in names and isinstance(
-                        names[name], (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)):
+                if name in names and is_a(names[name], *_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor):
                     self._note(names, name, names[name], depth)
 
     def _note(self, holder: Any, name: str, value: Any, depth: int) -> None:
         self._places.append((holder, name, value))
-        if isinstance(value, _HOLDERS) and id(value) not in self._copies:
-            self._copies[id(value)] = value, copy.copy(value) if len(value) <= _COPIED else len(value)
-            if len(value) <= _MANY:
-                for inner in value.values() if isinstance(value, dict) else value:
-                    if isinstance(inner, _HOLDERS):
-                        self._copies.setdefault(id(inner), (inner, copy.copy(inner)))
+        if is_a(value, *_HOLDERS) and id(value) not in self._copies:
+            length = _kind(value).__len__(value)
+            held = _held(value) if length <= _COPIED else length
+            self._copies[id(value)] = value, held
+            if length <= _MANY:
+                for inner in held.values() if isinstance(held, dict) else held:
+                    if is_a(inner, *_HOLDERS):
+                        self._copies.setdefault(id(inner), (inner, _held(inner)))
                     else:
                         self._look(inner, depth + 1)
-        elif isinstance(value, np.ndarray) and value.nbytes <= _SMALL:
+        elif is_a(value, np.ndarray) and value.nbytes <= _SMALL:
             self._copies[id(value)] = value, value.copy()
-        elif isinstance(value, torch.Tensor):
+        elif is_a(value, torch.Tensor):
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
             old = value.detach().clone() if plain and value.nbytes <= self._small else None
             self._copies[id(value)] = value, (value._version, old)
-        elif not isinstance(value, (*_SIMPLE, np.ndarray)):
+        elif not is_a(value, *_SIMPLE, np.ndarray):
             self._look(value, depth + 1)
 
     def size(self) -> int:
         """How many things are compared."""
-        return len(self._places) + sum(len(old) for _, old in self._copies.values() if isinstance(old, _HOLDERS))
+        return len(self._places) + sum(len(old) for _, old in self._copies.values() if is_a(old, *_HOLDERS))
 
     def changed(self) -> bool:
         """Whether it is another one now. That something was opened where there was nothing does not count."""
         for holder, name, value in self._places:
             now = holder.get(name, self)
-            if now is not value and (isinstance(value, (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor))
-                                     and (value is not None or isinstance(now, (*_SIMPLE, *_HOLDERS)))):
-                same = isinstance(value, _SIMPLE) and type(now) is type(value) and (now == value or now != now)
+            if now is not value and (is_a(value, *_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)
+                                     and (value is not None or is_a(now, *_SIMPLE, *_HOLDERS))):
+                same = is_a(value, *_SIMPLE) and type(now) is type(value) and (now == value or now != now)
                 if not same:
                     return True
         return any(self._differs(value, old) for value, old in self._copies.values()) or random.seeds() != self._seeds
 
     def _differs(self, value: Any, old: Any) -> bool:
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             if value._version != old[0] or old[1] is None or value.is_meta:
                 return bool(value._version != old[0])
             return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
-        if isinstance(value, np.ndarray):
+        if is_a(value, np.ndarray):
             return value.tobytes() != old.tobytes()
         if isinstance(old, int):
-            return len(value) != old
-        if len(value) != len(old):
+            return bool(_kind(value).__len__(value) != old)
+        now = _held(value)
+        if len(now) != len(old):
             return True
-        if isinstance(value, dict):
-            return any(value.get(k, self) is not v and not _equal(value.get(k, self), v) for k, v in old.items())
-        if isinstance(value, (set, bytearray)):
-            return bool(value != old)
-        return any(a is not b and not _equal(a, b) for a, b in zip(value, old, strict=True))
+        if isinstance(now, dict):
+            return any(now.get(k, self) is not v and not _equal(now.get(k, self), v) for k, v in old.items())
+        if isinstance(now, (set, bytearray)):
+            return bool(now != old)
+        return any(a is not b and not _equal(a, b) for a, b in zip(now, old, strict=True))
 
     def put_back(self) -> None:
         """Let it be as it was."""
@@ -168,19 +170,45 @@ class Memory:
         for value, old in self._copies.values():
             if not self._differs(value, old):
                 continue
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 if old[1] is not None:
                     value.detach().copy_(old[1])
-            elif isinstance(value, np.ndarray):
+            elif is_a(value, np.ndarray):
                 value[...] = old
-            elif isinstance(old, int):
-                while not isinstance(value, set) and len(value) > old:
-                    value.popitem() if isinstance(value, dict) else value.pop()
-            elif isinstance(value, (list, bytearray)):
-                value[:] = old
             else:
-                value.clear()
-                value.extend(old) if isinstance(value, deque) else value.update(old)
+                _fill(value, old)
+
+
+def _kind(value: Any) -> Any:
+    """Which of Python's own containers it is; a class of the script's may do anything in its own methods."""
+    return next(kind for kind in _HOLDERS if is_a(value, kind))
+
+
+def _held(value: Any) -> Any:
+    """What a container holds."""
+    kind = _kind(value)
+    if issubclass(kind, dict):
+        return dict(kind.items(value))
+    return (kind if kind is not deque else list)(kind.__iter__(value))
+
+
+def _fill(value: Any, old: Any) -> None:
+    """Let a container hold ``old``; what it had, if this is only known by its length."""
+    kind = _kind(value)
+    if isinstance(old, int):
+        while kind is not set and kind.__len__(value) > old:
+            kind.popitem(value) if issubclass(kind, dict) else kind.pop(value)
+    elif kind in (list, bytearray):
+        kind.__setitem__(value, slice(None), old)
+    else:
+        kind.clear(value)
+        if kind is set:
+            set.update(value, old)
+        elif kind is deque:
+            deque.extend(value, old)
+        else:
+            for key, entry in old.items():
+                kind.__setitem__(value, key, entry)
 
 
 @functools.cache
@@ -191,7 +219,7 @@ def _functions(kind: type) -> list[types.FunctionType]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return isinstance(b, _SIMPLE) and type(a) is type(b) and (a == b or a != a)
+    return is_a(b, *_SIMPLE) and type(a) is type(b) and (a == b or a != a)
 
 
 class _Held(io.StringIO):
