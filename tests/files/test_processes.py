@@ -41,6 +41,35 @@ CASES = {
         try: print(os.getcwd())
         except OSError as e: print(e)
     """,
+    "paths_as_long_as_they_may_be": """
+        import os, shutil
+        deep = "/".join(["d" * 249] * 16); path = deep + "/" + "f" * 95; print(len(path)); os.makedirs(deep); lag("others", 0.1)
+        with open(path, "w") as f: f.write("far down")
+        print(open(path).read(), os.path.getsize(path), [len(n) for n in os.listdir(deep)], os.path.exists(path[:-1]))
+        for act in (lambda: open(path + "f"), lambda: open(path[:-1] + "g", "x"), lambda: os.stat("n" * 256), lambda: os.mkdir("n" * 256), lambda: os.rename(path, deep + "/" + "n" * 96),
+                    lambda: os.symlink("x" * 4096, "l"), lambda: os.rename(path, deep + "/new"), lambda: os.symlink(deep, "l"), lambda: os.link("l/new", "hard"), lambda: os.unlink("l/new")):
+            try: print(act() is not None)
+            except OSError as e: print(type(e).__name__, e.errno)
+        lag("voice", 0.1); os.chdir("/".join(["d" * 249] * 14)); print(len(os.getcwd()) > 3500, os.listdir(".") == ["d" * 249]); open("here", "w").close(); os.chdir("/".join([".."] * 14))
+        print(open("hard").read(), sum(len(fs) for *_, fs in os.walk("d" * 249))); shutil.rmtree("d" * 249); print(sorted(os.listdir(".")))
+    """,
+    "ten_thousand_open_files": """
+        import os, resource
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        os.mkdir("many"); files = [open(f"many/{i % 100}", "a") for i in range(10000)]; lag("others", 0.1)
+        for i, f in enumerate(files): f.write(f"{i}\\n")
+        for f in files: f.close()
+        print(sum(os.path.getsize(f"many/{n}") for n in os.listdir("many")), len(open("many/7").readlines()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)); held = []
+        try:
+            while True: held.append(open("old.txt"))
+        except OSError as e: print(e)
+        for act in (lambda: open("more", "w"), lambda: os.listdir("many"), lambda: os.mkdir("m"), lambda: os.rename("m", "n"), lambda: os.stat("n").st_size >= 0):
+            try: print(act())
+            except OSError as e: print(type(e).__name__, e.errno)
+        for f in held: f.close()
+        print(sorted(os.listdir("."))); open("more", "w").close()
+    """,
     "locks": """
         import fcntl
         f = open("old.txt"); print(fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)); lag("others"); lag("voice", 0.5)

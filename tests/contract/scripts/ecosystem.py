@@ -12,7 +12,9 @@ from scenes import keep, mlp, play, say, scene, table
 from torch import nn
 from torch.distributions import Bernoulli, Beta, Categorical, Geometric, Independent, Normal, Poisson, kl_divergence
 from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 x, y = table()
 
@@ -23,7 +25,7 @@ class Lazy(collections.OrderedDict):
     def _asked(self, *_):
         raise RuntimeError("everything would be imported now")
 
-    items = keys = values = __len__ = __iter__ = _asked
+    items = keys = values = get = copy = update = clear = __len__ = __iter__ = __copy__ = __reduce_ex__ = _asked
 
 
 class Touchy:
@@ -42,7 +44,16 @@ class Touchy:
     __hash__ = None
 
 
-LAZY, TOUCHY, KEYED = Lazy(model="imported when it is needed"), Touchy(), {(1, "a"): [Touchy()]}
+class Pinned(list):
+    """It cannot be looked through or written by its own methods."""
+
+    def _asked(self, *_):
+        raise RuntimeError("asked for its entries")
+
+    __len__ = __iter__ = __setitem__ = __copy__ = __reduce_ex__ = _asked
+
+
+PINNED, LAZY, TOUCHY, KEYED = Pinned([1, 2]), Lazy(model="imported when it is needed"), Touchy(), {(1, "a"): [Touchy()]}
 
 
 def batches(epochs=1, size=14):
@@ -85,6 +96,35 @@ def objects_that_must_not_be_asked():
     here, held = Lazy(a=1), [Touchy(), LAZY]
     train(mlp(), lambda model, bx, by: F.cross_entropy(model(bx), by))
     print(type(here).__name__, len(held))
+    model, data = Registered(), Described()
+    for bx, by in DataLoader(data, 10):
+        loss = F.cross_entropy(model(bx), by)
+        loss.backward()
+        say(loss)
+    print(list.__len__(model.seen), list.__len__(data.pinned))
+    keep(model)
+
+
+class Registered(nn.Module):
+    """Its code names tables with methods of their own, as transformers' models do; and it writes into one."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.seen, self.tables = mlp(), Pinned(), [LAZY, TOUCHY]
+
+    def forward(self, rows):
+        if not dict.__len__(LAZY) or list.__len__(PINNED) != 2:
+            raise RuntimeError("the tables are not as they were")
+        list.append(self.seen, 1)
+        return self.net(rows)
+
+
+class Described(TensorDataset):
+    """As those of Hugging Face's datasets, whose table of columns copies itself in depth."""
+
+    def __init__(self):
+        super().__init__(x, y)
+        self.columns, self.touchy, self.pinned, self.held = LAZY, TOUCHY, PINNED, [LAZY, TOUCHY]
 
 
 class Settings:
@@ -153,6 +193,53 @@ def transforms_in_a_loss():
         return F.cross_entropy(out, by) + 0.01 * vmap(lambda row: row.square().sum())(out).mean() + 0.001 * pulled
 
     train(mlp(), loss_of)
+
+
+@scene
+def numbers_drawn_in_the_order_of_memory():
+    """Of images with the channels last, and of sequences first: autoencoders of diffusers add noise to the former."""
+    torch.manual_seed(4)
+    encoder, images = nn.Conv2d(2, 4, 3), torch.randn(18, 2, 5, 5).to(memory_format=torch.channels_last)
+    opt = torch.optim.SGD(encoder.parameters(), 0.1)
+    for at in (0, 7, 14):
+        code = encoder(images[at:at + 7])
+        first, second = code.chunk(2, 1)
+        turned = torch.stack([first.mean(1).flatten(1)] * 3, 1).transpose(0, 1)
+        told = [torch.randn_like(code), torch.rand_like(first), code.detach().clone().normal_(), second + first * 0.5,
+                torch.randn_like(code.flip(0)), torch.randn_like(turned), F.dropout(code, 0.4), F.dropout(turned, 0.4),
+                torch.randn_like(first.expand(2, *first.shape)), torch.bernoulli(code.sigmoid())]
+        print(*(f"{(t * torch.arange(1, t.numel() + 1).view(t.shape)).sum().item():.5g}" for t in told))
+        loss = (code - torch.randn_like(code)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        say(loss)
+    keep(encoder)
+
+
+@scene
+def modes_that_see_every_operation():
+    """Lightning's summary counts a model's operations with one of them."""
+    class Seen(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.numbers += sum(a.numel() for a in args if isinstance(a, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    def loss_of(model, bx, by):
+        with Seen() as seen:
+            loss = F.cross_entropy(model(bx), by) + bx.square().mean()
+            model(torch.ones(5, 6))
+        print(seen.numbers)
+        return loss
+
+    model = mlp()
+    train(model, lambda model, bx, by: F.cross_entropy(model(bx), by))
+    train(model, loss_of)
+    with FlopCounterMode(display=False) as counts:
+        model(x[:9])
+    print(counts.get_total_flops())
 
 
 class Policy(nn.Module):

@@ -296,6 +296,15 @@ def mine(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     return x.narrow(dim, *own(offsets))
 
 
+def empty_whole(shape: list[int], rows: torch.Tensor) -> torch.Tensor:
+    """A tensor of the batch's shape to draw numbers in: they are drawn in the order of memory, so its dimensions lie
+    there as those of own rows do."""
+    strides = torch.empty_like(rows, device="meta").stride()
+    order = sorted(range(rows.dim()), key=lambda d: (-strides[d], -rows.shape[d]))
+    empty = torch.empty([shape[d] for d in order], dtype=rows.dtype, device=rows.device)
+    return empty.permute([order.index(d) for d in range(rows.dim())])
+
+
 def in_script_thread() -> bool:
     """Whether this is a thread of the script's, in a rank."""
     return threading.current_thread() is not threading.main_thread() and os.getpid() == ctx.pid

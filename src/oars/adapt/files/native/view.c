@@ -291,7 +291,7 @@ static int enter(struct work *w, char *path, char *where, int *hops)
       at = end;
       continue;
     }
-    if (strlen(where) + n + 2 > BIG - PATH_MAX) return -ENAMETOOLONG;
+    if (n > NAME_MAX || strlen(where) + n + 2 > BIG - PATH_MAX) return -ENAMETOOLONG;
     stand(p, kind, where, at, n);
     if (is_through(p->where)) {
       strcpy(where, p->where);
@@ -372,7 +372,7 @@ static int find_once(struct work *w, struct place *p, char *path, int *hops)
   char *where = w->walk;
   int kind = enter(w, path, where, hops);
   if (kind < 0) return kind;
-  if (strlen(where) + n + 2 > BIG - PATH_MAX) return -ENAMETOOLONG;
+  if (n > NAME_MAX || strlen(where) + n + 2 > BIG - PATH_MAX) return -ENAMETOOLONG;
   stand(p, kind, where, w->more, n);
   if (p->state != THROUGH && is_through(p->where)) {
     p->state = THROUGH;

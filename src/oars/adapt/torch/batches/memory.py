@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
-_HOLDERS = (list, dict, set, deque, bytearray)
-_ITERATORS = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
+_HOLDERS = (list, OrderedDict, dict, set, deque, bytearray)
+_ITERATORS: tuple[type, ...] = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
 # How much is looked at: bytes of arrays, entries of a container (of longer ones their number), things in all.
 _QUICK, _THOROUGH, _IN_MODELS = (1 << 16, 1 << 12, 1 << 12), (1 << 26, 1 << 20, 1 << 16), (1 << 28, 1 << 12, 1 << 12)
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -213,14 +213,15 @@ class Memory:
             if self._takes(thing.nbytes):
                 self._copies[id(thing)] = thing, thing.copy()
             return
-        kind: Any = next(k for k in _HOLDERS if is_a(thing, k))
+        kind = _kind(thing)
         many = kind.__len__(thing)
         if many > self._entries:
             self._copies[id(thing)] = thing, many
             return
-        self._copies[id(thing)] = thing, kind(kind.copy(thing))
+        held = _held(thing)
+        self._copies[id(thing)] = thing, held
         if many <= self._most // 64 and kind is not bytearray:
-            self._more(*(dict.values(thing) if kind is dict else kind.__iter__(thing)))
+            self._more(*(held.values() if isinstance(held, dict) else held))
 
     def _takes(self, size: int) -> bool:
         """Whether so many bytes are copied; of data sets there is room for so much in all."""
@@ -249,24 +250,23 @@ class Memory:
 
     def _differs(self, value: Any, old: Any) -> bool:
         if is_a(value, torch.Tensor):
-            if value._version != old[0] or old[1] is None:
+            if value._version != old[0] or old[1] is None or value.is_meta:
                 return bool(value._version != old[0])
             return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
         if is_a(value, np.ndarray):
             return value.tobytes() != old.tobytes()
         if is_a(value, functools._lru_cache_wrapper):
             return bool(value.cache_info() != old)
-        kind: Any = next(k for k in _HOLDERS if is_a(value, k))
         if isinstance(old, int):
-            return bool(kind.__len__(value) != old)
-        if kind.__len__(value) != len(old):
+            return bool(_kind(value).__len__(value) != old)
+        now = _held(value)
+        if len(now) != len(old):
             return True
-        if kind is dict:
-            now = dict(dict.items(value))
+        if isinstance(now, dict):
             return any(now.get(k, self) is not v and not _equal(now.get(k, self), v) for k, v in old.items())
-        if kind in (set, bytearray):
-            return bool(kind(kind.copy(value)) != old)
-        return any(a is not b and not _equal(a, b) for a, b in zip(kind.__iter__(value), old, strict=True))
+        if isinstance(now, (set, bytearray)):
+            return bool(now != old)
+        return any(a is not b and not _equal(a, b) for a, b in zip(now, old, strict=True))
 
     def put_back(self) -> None:
         """Let it be as it was."""
@@ -287,14 +287,40 @@ class Memory:
             elif is_a(value, functools._lru_cache_wrapper):
                 if not old.currsize:
                     value.cache_clear()
-            elif isinstance(old, int):
-                while not is_a(value, set) and len(value) > old:
-                    value.popitem() if is_a(value, dict) else value.pop()
-            elif is_a(value, list, bytearray):
-                value[:] = old
             else:
-                value.clear()
-                value.extend(old) if is_a(value, deque) else value.update(old)
+                _fill(value, old)
+
+
+def _kind(value: Any) -> Any:
+    """Which of Python's own containers it is; a class of the script's may do anything in its own methods."""
+    return next(kind for kind in _HOLDERS if is_a(value, kind))
+
+
+def _held(value: Any) -> Any:
+    """What a container holds."""
+    kind = _kind(value)
+    if issubclass(kind, dict):
+        return dict(kind.items(value))
+    return (kind if kind is not deque else list)(kind.__iter__(value))
+
+
+def _fill(value: Any, old: Any) -> None:
+    """Let a container hold ``old``; what it had, if this is only known by its length."""
+    kind = _kind(value)
+    if isinstance(old, int):
+        while kind is not set and kind.__len__(value) > old:
+            kind.popitem(value) if issubclass(kind, dict) else kind.pop(value)
+    elif kind in (list, bytearray):
+        kind.__setitem__(value, slice(None), old)
+    else:
+        kind.clear(value)
+        if kind is set:
+            set.update(value, old)
+        elif kind is deque:
+            deque.extend(value, old)
+        else:
+            for key, entry in old.items():
+                kind.__setitem__(value, key, entry)
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from oars.adapt.python import random
-from oars.adapt.torch.context import Offsets, Split, ctx, mine, own, scaled
+from oars.adapt.torch.context import Offsets, Split, ctx, empty_whole, mine, own, scaled
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.tensor import Rows, Sized, Unsplit, gathered
 
@@ -41,11 +41,7 @@ def _drawn(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.T
     if name != "dropout":
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
         return torch.feature_dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
-    # Numbers are drawn in the order of memory: lay the dimensions out as this rank's rows have them.
-    strides = like.stride()
-    order = sorted(range(like.dim()), key=lambda d: (-strides[d], -like.shape[d]))
-    ones = torch.ones([shape[d] for d in order], dtype=like.dtype, device=like.device)
-    return torch.dropout(ones.permute([order.index(d) for d in range(like.dim())]), p, True)
+    return torch.dropout(empty_whole(shape, like).fill_(1), p, True)
 
 
 def _note(dim: int, offsets: Offsets) -> None:

@@ -91,6 +91,8 @@ def perform(call: Callable, func: Any, args: tuple, kwargs: dict, draws: str = "
     for a in args[0] if args and type(args[0]) is list else args:
         if type(a) is Rows and a.made is not None and a.made.entry.moves != ctx.moves:
             _outlived(a.made.entry)
+    if torch._C._len_torch_dispatch_stack():  # see ``module_call``
+        call = ON_WHOLE.get(call, call)
     state = random.state(draws == "torch") if draws else None
     refs = _before_change(args) if call is rows_.change else None
     ctx.busy = True

@@ -9,10 +9,13 @@ the backward of a sum over ranks is a sum over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch._prims_common import suggest_memory_format
+from torch.utils._python_dispatch import _disable_current_modes
 
 from oars.adapt.torch.context import Offsets, Woven, ctx, mine
 from oars.engine.world import RankLost
@@ -58,6 +61,11 @@ def unless_spoilt(collective: Callable[..., Any], *args: Any) -> None:
 
 def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     """Every rank's rows of ``x`` joined along ``dim``; rank r holds offsets[r+1]-offsets[r] of them."""
+    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+        return _joined(x, offsets, dim)
+
+
+def _joined(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     rows = x.detach().movedim(dim, 0).to("cpu").contiguous()
     if rows.dim() and rows.stride(-1) != 1:  # a single row counts as contiguous with any stride
         rows = rows.clone(memory_format=torch.contiguous_format)
@@ -70,7 +78,9 @@ def allgather(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     if isinstance(offsets, Woven):
         blocks = [part.unflatten(0, (offsets.outer, -1, offsets.inner)) for part in whole.split(counts) if len(part)]
         whole = torch.cat(blocks, 1).flatten(0, 2)
-    whole = whole.movedim(0, dim).contiguous() if dim else whole
+    layout = suggest_memory_format(x) if x.dim() in (4, 5) else torch.contiguous_format  # images may have channels last
+    if dim or layout is not torch.contiguous_format:
+        whole = whole.movedim(0, dim).clone(memory_format=layout)
     return whole.to(x.device)
 
 

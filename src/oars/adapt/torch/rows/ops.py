@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, mine
+from oars.adapt.torch.context import Offsets, ctx, empty_whole, mine
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.mirror import lend
 from oars.adapt.torch.rows.size import BatchSize
@@ -423,10 +423,9 @@ def drawn(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     if not isinstance(x, Rows) or any(isinstance(a, torch.Tensor) for a in args[1:]):
         raise Unsplit
     ctx.note("random")
-    full = torch.empty(torch.Size(int(s) for s in Rows.shape.fget(x)), dtype=x.local.dtype,  # type: ignore[attr-defined]
-                       device=x.local.device)
+    full = empty_whole([int(s) for s in Rows.shape.fget(x)], x.local)  # type: ignore[attr-defined]
     out = mine(func(full, *args[1:], **kwargs), x.offsets, x.dim_)
     if func.__name__.endswith("_"):
         x.local.copy_(out)
         return x
-    return Rows(out, x.offsets, x.dim_)
+    return Rows(out.clone(), x.offsets, x.dim_)
