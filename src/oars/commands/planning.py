@@ -132,9 +132,8 @@ def prune_plan(keep: str | None, when: str | None, score: str | None, sync: str 
         return None
     if sync != "allreduce":
         raise UsageError(f"--prune needs ranks with equal weights: leave out --sync {sync}")
-    if wire.startswith(("topk", "powersgd")):
-        raise UsageError(f"--prune changes the shapes for which --wire {wire} keeps what is not sent yet: use fp32, "
-                         "bf16, fp16 or int8")
+    if wire != "fp32":
+        raise UsageError(f"--prune changes the shapes for which --wire {wire} keeps what is not sent yet: leave it out")
     if tf1:
         raise UsageError("--prune cuts networks of PyTorch: leave out --tf1")
     if importlib.util.find_spec("torch_pruning") is None:

@@ -199,7 +199,7 @@ class Pruner:
                                functools.partial(self._worth, dict(model.module.named_parameters()), number))
             if found is not None:
                 cuts[self.models.index(model)] = found
-        event: dict[str, Any] = {"cut": number, "operations before": self._operations()}
+        event: dict[str, Any] = {"cut": number, "operations_before": self._operations()}
         return {"cuts": cuts, "event": event}
 
     def _operations(self) -> int:
