@@ -278,12 +278,15 @@ class Pruner:
         if held is None:
             return
         for model, of in zip(self.models, held["models"], strict=False):
+            there = dict(cut.tensors_of(model.module))
             tensors = {name: tuple(None if part is None else tuple(part) for part in dims)
-                       for name, (_, dims) in of["kept"].items()}
+                       for name, (shape, dims) in of["kept"].items()
+                       if tuple(there[name].shape) == tuple(shape)}  # a copy was cut with its model
             attributes = {path: {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
                           for path, values in of["attributes"].items()}
             if tensors:
-                self.apply(model, Cut(tensors, attributes))
+                with torch._C.DisableTorchFunction():  # what was played left no values
+                    self.apply(model, Cut(tensors, attributes))
         loss = held["schedule"]["loss"]
         self.schedule.restore(held["schedule"], None if loss is None else torch.tensor(loss, dtype=torch.float64),
                               self.latest)
