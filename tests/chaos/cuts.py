@@ -5,6 +5,7 @@
 """
 
 import argparse
+import itertools
 import random
 import shutil
 import sys
@@ -45,14 +46,24 @@ def undisturbed(known=[]):  # noqa: B006 (once is enough)
     return known[0]
 
 
+def unlike(lines, expected):
+    """Where lines differ by more than rounding: a sample may cross the border of the classes."""
+    for line, other in itertools.zip_longest(lines, expected, fillvalue=""):
+        words, others = line.split(), other.split()
+        if len(words) != len(others) or any(a != b and not ("." in a and abs(float(a.strip(",")) - float(
+                b.strip(","))) < 0.01) for a, b in zip(words, others, strict=True)):
+            return f"{line!r} instead of {other!r}"
+    return ""
+
+
 def wrong_with(seed, folder):
     """Run a seed; what was not as it must be, or an empty string."""
     ranks, deaths = drawn(seed)
     run = run_in(folder, ranks, deaths)
     if run.code:
         return f"exit code {run.code}: {run.err[-1500:]}"
-    if run.lines != undisturbed():
-        return f"{run.lines} instead of {undisturbed()}"
+    if told := unlike(run.lines, undisturbed()):
+        return told
     lost = {rank for event in run.events("lost") for rank in event["ranks"]}
     if not lost <= {rank for rank, _, _ in deaths}:
         return f"ranks {lost} were called lost, of {deaths}"

@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from oars.evolve.cut import Cut, Dims, tensors_of
+from oars.evolve.cut import Cut, Dims, kept_of, tensor_of, tensors_of
 from oars.evolve.trial import Example, Unfit, brief, disagreement, plain_copy, unheard
 
 ROOTS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -64,14 +64,17 @@ class Net:
         chosen: dict[str, list[int]] = {}
         for root, group in groups.items():
             frozen = not self.trained(layers[root].weight)
-            if group.units < FEWEST or frozen:
+            if _first_width(layers[root]) < FEWEST or frozen:
                 self.reasons[root] = "it is not trained" if frozen else f"it has only {group.units} units"
                 continue
-            first = [unit for one in group.classes[:max(1, len(group.classes) // 4)] for unit in one]
-            chosen[root] = sorted(first)
+            if len(group.classes) > 1:
+                first = [unit for one in group.classes[:max(1, len(group.classes) // 4)] for unit in one]
+                chosen[root] = sorted(first)
+            else:
+                self.reasons[root] = "its units only leave together"
         self.reasons.update(self._sift(chosen))
         self.roots = [root for root in chosen if not self.reasons[root]]
-        self.widths = {root: groups[root].units for root in self.roots}
+        self.widths = {root: _first_width(layers[root]) for root in self.roots}
         for root, group in groups.items():  # layers whose units leave with another's
             for member in group.members:
                 if member.out and member.layer in layers and member.layer not in groups:
@@ -219,6 +222,12 @@ class Net:
         except Exception as error:
             raise Unfit(f"torch-pruning cannot follow the model ({brief(error)})") from None
         return found
+
+
+def _first_width(layer: nn.Module) -> int:
+    """How many units the script has given a layer."""
+    shape, _ = kept_of(layer).get("weight") or (tensor_of(layer, "weight").shape, ())
+    return shape[1 if getattr(layer, "transposed", False) else 0]
 
 
 def least(group: Group, wanted: int, scores: torch.Tensor) -> list[int]:

@@ -53,4 +53,3 @@ for epoch in range(int(os.environ.get("EPOCHS", "4"))):
     torch.save({"model": model.state_dict(), "average": average.state_dict(), "optimizer": optimizer.state_dict()},
                "last.pt")
 print(sum(p.numel() for p in model.parameters()), sum(p.numel() for p in average.parameters()))
-torch.save(model(X).detach(), "outputs.pt")

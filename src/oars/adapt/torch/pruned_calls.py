@@ -24,7 +24,8 @@ def module_call(inner: Callable[..., Any]) -> Any:
     """Around ``nn.Module.__call__``: which modules the script calls itself, and with what."""
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         pruner = ctx.pruner
-        if pruner is None or pruner.inside or ctx.trying or not ctx.in_step:
+        # ``ctx.busy``: rows that were lost with a rank are being made again.
+        if pruner is None or pruner.inside or ctx.trying or ctx.busy or not ctx.in_step:
             return inner(self, *args, **kwargs)
         pruner.called(self, args, kwargs)
         pruner.inside += 1

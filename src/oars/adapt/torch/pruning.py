@@ -67,6 +67,8 @@ class Pruner:
         self.lent: list[tuple[torch.Tensor, int, torch.Tensor, cut.Dims]] = []  # by state_dict
         self.asked = 0  # times that the script has asked for a state_dict since the first step
         self.said = False
+        self.events: list[dict[str, Any]] = []  # of the cuts so far: a voice that dies may not have told of the last
+        self.spoke = False
         gc.freeze()  # what is there now is no script's: what looks for copies of models need not look at it
         atexit.register(self.leave)
 
@@ -228,12 +230,20 @@ class Pruner:
             self.apply(self.models[number], each)
         self.schedule.made()
         with tried():
-            after = self._operations() if ctx.record.voice else 0
+            after = self._operations()
         widths = {f"{number}.{name}" if number else name: indices
                   for number, model in enumerate(self.models) for name, indices in _widths(model.module)}
-        ctx.record.event("cut", step=ctx.record.steps, operations=after, widths=widths, parameters_before=before,
-                         parameters=sum(p.numel() for model in self._trained() for p in model.module.parameters()),
-                         **event)
+        parameters = sum(p.numel() for model in self._trained() for p in model.module.parameters())
+        self.events.append({"step": ctx.record.steps, "operations": after, "widths": widths,
+                            "parameters_before": before, "parameters": parameters, **event})
+        self._tell()
+
+    def _tell(self) -> None:
+        """The voice writes down the last cut; one that has become the voice all of them, once."""
+        if ctx.record.voice:
+            for event in self.events if not self.spoke else self.events[-1:]:
+                ctx.record.event("cut", **event)
+            self.spoke = True
 
     def apply(self, model: Model, change: Cut) -> None:
         """Cut a model, what optimizers hold for it, and the script's copies of it."""
@@ -295,6 +305,8 @@ class Pruner:
         """The script is over: the voice puts the small networks into the run folder."""
         if not ctx.in_step or not ctx.record.voice or ctx.record.played:
             return
+        if not self.spoke:
+            self._tell()
         number = 0
         for model in self.models:
             if cut.kept_in(model.module):
