@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.verb == "verify":
             from oars.commands.verify import verify
 
-            return verify(args.ranks, args.steps, *script)
+            return verify(args.ranks, args.steps, *script, prune=run_options.prune_in(args, args.steps))
         if args.verb == "submit":
             return _submit(args, tuple(flags), *script)
         from oars.commands.run import run
@@ -227,6 +227,8 @@ def parser() -> Parser:
                  "oars verify [-n N] [--steps K] (script.py | -m module) [script's arguments]", VERIFY)
     _ranks(check)
     check.add_argument("--steps", type=count_of("steps"), default=20, metavar="K", help="how many steps (default: 20)")
+
+    run_options.add_prune(check)
 
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
     for name, text in WATCHING.items():

@@ -25,6 +25,16 @@ class Period(TypedDict, total=False):
     end: float
 
 
+class Pruning(TypedDict):
+    """``--prune``: the part of each layer that is kept, when cuts begin and end, and by which worth units leave."""
+
+    keep: float
+    first: float
+    last: float
+    unit: str  # passes or steps
+    score: str
+
+
 class Staged(TypedDict):
     """Where ``--stage-env`` has put its copies on each host, what they are copies of, and what that took."""
 
@@ -82,6 +92,8 @@ class Plan:
     placement: str = "balanced"
     guard: str = "heal"  # off, report or heal
     guard_every: int = 0  # steps; 0: as time allows
+    # networks that change
+    prune: Pruning | None = None
     # stalls, snapshots, and runs that are part of another command
     stall: float = 0.0  # seconds; 0: stalls are not reported
     on_stall: str | None = None

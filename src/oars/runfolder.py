@@ -27,6 +27,11 @@ MPIRUN_LOG = "mpirun.log"
 DEPUTY_LOG = "deputy.log"
 
 
+def small(number: int) -> str:
+    """A network that was cut, with its weights: the first one, and others."""
+    return f"small-{number}.pt" if number else "small.pt"
+
+
 def log(rank: object) -> str:
     """A rank's output; its stderr too, where both are one stream."""
     return f"rank-{rank}.log"

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from oars.arguments import Parser, count_of, number
+from oars.evolve import schedule
 from oars.runfolder import UsageError
 
 
@@ -47,6 +48,7 @@ def add_options(verb: Parser) -> list[argparse.Action]:
             "with its own takes the others' (default), and of two ranks that differ both stop"),
         add("--guard-every", type=count_of("steps"), metavar="K", help="compare all weights every K steps (default: as "
             "much in each step as 0.3 %% of the time allows)"),
+        *add_prune(verb),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--report-bindings", action="store_true", help="print at the start the host, cores and GPU of each rank"),
@@ -64,6 +66,27 @@ def add_options(verb: Parser) -> list[argparse.Action]:
     ]
 
 
+def add_prune(verb: Parser) -> list[argparse.Action]:
+    """Networks that shrink."""
+    add = verb.add_argument
+    return [
+        add("--prune", metavar="F", help="networks shrink while they train: keep this part of each layer's units, "
+            "as in 1/3 (docs/evolve.md; needs pip install 'manyoars[evolve]')"),
+        add("--prune-when", metavar="A..B", help=f"with --prune: from when to when units leave, in "
+            f"{schedule.CUTS} cuts (default: {schedule.WHEN}; or 200..2000steps)"),
+        add("--prune-score", choices=schedule.SCORES, help="with --prune: which units leave first: those of the "
+            "smallest weights squared (w), times the optimizer's second moment (wv, the default), or any (random)"),
+    ]
+
+
+def prune_in(args: argparse.Namespace, steps: int) -> Any:
+    """``--prune`` in a run of so many steps: unless the user says when, all cuts are in the middle of them."""
+    from oars.commands.planning import prune_plan
+
+    when = args.prune_when or (f"{steps // 4}..{3 * steps // 4}steps" if args.prune else None)
+    return prune_plan(args.prune, when, args.prune_score)
+
+
 def add_snapshot(verb: Parser) -> argparse.Action:
     """How often a run takes snapshots."""
     return verb.add_argument(
@@ -73,7 +96,7 @@ def add_snapshot(verb: Parser) -> argparse.Action:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as entries of the plan, for the adapters."""
-    from oars.commands.planning import snapshot_plan
+    from oars.commands.planning import prune_plan, snapshot_plan
     from oars.commands.sync import sync_plan
 
     if args.scale_lr and args.batch != "keep":
@@ -85,6 +108,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
                          args.servers, args.staleness, args.backup, args.placement)
     return {
         **together,
+        "prune": prune_plan(args.prune, args.prune_when, args.prune_score, args.sync, args.wire, args.tf1),
         "guard": args.guard,
         "guard_every": args.guard_every or 0,
         "batch": args.batch,

@@ -18,7 +18,8 @@ from typing import Any
 from oars.cluster import launchers
 from oars.cluster.host_list import Host
 from oars.cluster.place import Place, only_here, spread
-from oars.plan import Period, Plan, available_cores, visible_gpus
+from oars.evolve import schedule
+from oars.plan import Period, Plan, Pruning, available_cores, visible_gpus
 from oars.runfolder import UsageError
 from oars.supervisor import launch
 
@@ -121,6 +122,23 @@ def snapshot_plan(text: str | None) -> Period | None:
     if end := job_end():
         when["end"] = end
     return when
+
+
+def prune_plan(keep: str | None, when: str | None, score: str | None, sync: str = "allreduce", wire: str = "fp32",
+               tf1: bool = False) -> Pruning | None:
+    """``--prune`` and its options; UsageError for what does not go together."""
+    plan = schedule.pruning(keep, when, score)
+    if plan is None:
+        return None
+    if sync != "allreduce":
+        raise UsageError(f"--prune needs ranks with equal weights: leave out --sync {sync}")
+    if wire != "fp32":
+        raise UsageError(f"--prune changes the shapes for which --wire {wire} keeps what is not sent yet: leave it out")
+    if tf1:
+        raise UsageError("--prune cuts networks of PyTorch: leave out --tf1")
+    if importlib.util.find_spec("torch_pruning") is None:
+        raise UsageError("--prune needs torch-pruning: pip install 'manyoars[evolve]'")
+    return plan
 
 
 def job_end() -> float | None:

@@ -18,9 +18,11 @@ from typing import Any
 from oars import runfolder
 from oars.commands.planning import add_mpi, make_plan
 from oars.commands.run import start
+from oars.plan import Pruning
 from oars.runfolder import UsageError, make_folder, stem_of
 from oars.supervisor.screen import complain
 from oars.supervisor.supervise import Supervisor
+from oars.watch import cuts
 
 LOSS_TOLERANCE = 1e-4  # relative to the loss, or to 1 for smaller ones
 WEIGHT_TOLERANCE = 1e-3  # relative to the array's largest weight
@@ -28,9 +30,10 @@ SPLIT: dict[str, Any] = {"batch": "split", "scale_lr": None, "local_batchnorm": 
                          "stall": 60.0, "on_stall": None}
 
 
-def verify(ranks: int | None, steps: int, script: str, args: list[str], module: bool) -> int:
+def verify(ranks: int | None, steps: int, script: str, args: list[str], module: bool,
+           prune: Pruning | None = None) -> int:
     """Run twice, say in one line whether the training is the same; 0 if it is, 1 if not."""
-    many = make_plan(script, args, module, ranks, **SPLIT, stop_after=steps)
+    many = make_plan(script, args, module, ranks, **SPLIT, stop_after=steps, prune=prune)
     if many.ranks < 2:
         raise UsageError("verify compares one rank with several: use -n 2 or more")
     add_mpi(many)
@@ -45,6 +48,9 @@ def verify(ranks: int | None, steps: int, script: str, args: list[str], module: 
             where = "one rank" if plan is one else f"{plan.ranks} ranks"
             complain(f"the script ended with exit code {code} on {where}; its output is in {folder}")
             return code
+    if prune is not None:
+        for line in cuts.layer_lines(top / "one"):
+            print(f"oars: {line}")
     same, line = compare(top / "one", top / "many", many.ranks)
     print(f"oars: {line}, {top}", file=sys.stdout if same else sys.stderr)
     return 0 if same else 1

@@ -11,12 +11,13 @@ import signal
 import sys
 from pathlib import Path
 from time import monotonic, sleep  # as they are now: scripts are given another clock later
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from oars import runfolder
 from oars.adapt import files
 from oars.adapt.replay.tape import Diverged, tape
 from oars.engine import Astray
+from oars.evolve import NothingToCut
 from oars.rank import seams
 from oars.rank.record import Record
 from oars.rank.script import exit_code, print_error
@@ -61,6 +62,8 @@ class Ends:
         """Print the traceback as Python does, and hand it to the supervisor, which shows it if this is no voice."""
         if (tape.playing or isinstance(error, Diverged)) and os.getpid() == self.pid:
             self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
+        if isinstance(error, NothingToCut) and os.getpid() == self.pid:
+            self.refused(str(error))
         sys.stderr.flush()
         start = os.fstat(2).st_size
         if isinstance(error, Astray):
@@ -85,6 +88,10 @@ class Ends:
             os.kill(os.getpid(), signal.SIGKILL)
         text = f"cannot resume {self.folder.name}: "
         text += f"the script does not go the way it went before the snapshot: {how}" if tape.playing else how
+        self.refused(text)
+
+    def refused(self, text: str) -> NoReturn:
+        """Something that the user can put right ends the run: one line."""
         self._put(runfolder.error(self.rank), {"usage": text})
         true_exit(2)
 

@@ -28,6 +28,7 @@ from oars import debug, runfolder
 from oars.adapt import files
 from oars.adapt.replay.tape import tape
 from oars.cluster import launchers
+from oars.evolve import NothingToCut
 from oars.hosts import links
 from oars.hosts.hub import HUB
 from oars.plan import Plan, available_cores, error_file, visible_gpus
@@ -348,6 +349,8 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         oars.adapt.jax.install(world, plan, record)
 
+    if plan.prune is not None:
+        refuse_to_cut()
     if plan.tf1:
         from oars.adapt.tf1 import numpy_names
 
@@ -379,6 +382,26 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
         tape.begin(folder, record.voice)
         if record.voice:
             rewind.watch(folder)
+
+
+def refuse_to_cut() -> None:
+    """``--prune`` ends a run whose networks are not PyTorch's; what PyTorch's own tools import does not count."""
+    from oars.adapt.python.imports import when_imported
+
+    first: list[str] = []
+
+    def seen(framework: ModuleType) -> None:
+        first.append(framework.__name__)
+        if first[0] != "torch":
+            raise NothingToCut(f"--prune cuts networks of PyTorch, and this script imports {first[0]}: leave "
+                               "--prune out")
+
+    def torch_seen(torch: ModuleType) -> None:
+        first.append("keras" if "keras" in sys.modules else "torch")
+
+    when_imported("torch", torch_seen)
+    for name in ("keras", "tensorflow", "jax"):
+        when_imported(name, seen)
 
 
 class Alone:

@@ -16,6 +16,7 @@ from typing import Any
 
 from oars import runfolder
 from oars.plan import Plan
+from oars.watch import cuts
 
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
 REDRAW_EVERY = 0.25
@@ -212,6 +213,8 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
                 share = f"{gather['seconds']:.1f} s"
             lines.append(f"gathered at {where} ({operation}): {share}, {gather['times']:,} times, "
                          f"{_size(gather['bytes'])}")
+    if plan.prune is not None and not code:
+        lines.append(cuts.closing(folder))
     return lines
 
 

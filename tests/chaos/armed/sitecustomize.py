@@ -150,6 +150,11 @@ def arm_record(module):
     around(module.Record, "become_voice", "taking over")
 
 
+def arm_pruning(module):
+    around(module.Pruner, "_meet", "deciding", "decided")
+    around(module.Pruner, "apply", "cut", "behind cut")
+
+
 def arm_serving(module):
     around(module.Server, "_push", "push", "behind push")
     around(module.Part, "turn", "turn", "behind turn")
@@ -163,6 +168,7 @@ ARMS = {
     "oars.engine.world": arm_world,
     "oars.adapt.torch.batches.loaders": arm_loaders,
     "oars.adapt.torch.model.call": arm_calls,
+    "oars.adapt.torch.pruning": arm_pruning,
     "oars.adapt.torch.backward.gradients": arm_gradients,
     "torch.optim.sgd": arm_sgd,
     "oars.rank.survive": arm_survive,

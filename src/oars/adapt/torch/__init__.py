@@ -58,6 +58,11 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
 
         modes.add(seams.RECORDED)
         ctx.snapshots = Snapshots(gradients)
+    if plan.prune is not None:
+        from oars.adapt.torch.pruning import Pruner
+
+        modes.add(seams.PRUNED)
+        ctx.pruner = Pruner(plan.prune)
     step_log.begin()
     seams.install(modes)
     if plan.snapshot is not None:

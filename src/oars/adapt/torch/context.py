@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oars.adapt.torch.async_modes.phases import Phases
     from oars.adapt.torch.backward.gradients import Gradients
     from oars.adapt.torch.guard import Guard
+    from oars.adapt.torch.pruning import Pruner
     from oars.adapt.torch.replay.snapshots import Snapshots
     from oars.engine.world import World
     from oars.rank.record import Record
@@ -93,6 +94,7 @@ class Context:
     perform: Callable[..., Any]  # ``recovery.lineage.perform``: does an operation, again if a rank is lost on the way
     private: Private  # the random streams that are this rank's own: what reading samples draws from
     guard: Guard | None = None  # compares the ranks' weights (--guard)
+    pruner: Pruner | None = None  # makes networks smaller (--prune), on one rank too
     # With --sync local, gossip or server:
     phases: Phases  # when ranks train on their own, and where they meet
     # With snapshots:
@@ -127,6 +129,7 @@ class Context:
         self._nccl: Any = None
         self.changes = 0  # grows when a module's attributes or hooks change: then what was found by tracing is old
         self.mode, self.marked = 0, 0  # a bit for each module that is not in the mode it was made in; bits so far
+        self.trying = False  # copies of a model are made and called: they are no models of the script's
         self.traces: list[Any] = []  # calls being watched for whether they treat rows one by one
         self.performed = 0  # operations of the script's on rows, and calls of modules
         self.operations = 0  # the same, those inside of modules too

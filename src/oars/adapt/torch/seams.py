@@ -3,7 +3,7 @@
 Layers are named outermost first: the first one is entered first when the script calls, the last one is next to
 PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there only where the run can be snapshot, and
 so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
-``server``, ``SERVER`` the last of these.
+``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune``.
 
 What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
 (``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's
@@ -55,6 +55,7 @@ def aside(own: Callable[..., Any]) -> Layer:
 RECORDED = Mode("recorded")
 ASYNC = Mode("async")
 SERVER = Mode("server")
+PRUNED = Mode("pruned")
 Layers = tuple[Layer | Only, ...]
 
 _Iter: Any = dataloader._BaseDataLoaderIter
@@ -201,6 +202,21 @@ def _distributed() -> tuple[Seam, ...]:
             Seam(torch.multiprocessing, "spawn", (refuse_ddp.spawn,)))
 
 
+def _pruned() -> tuple[Seam, ...]:
+    """``--prune``: the layers around all others."""
+    from oars.adapt.torch import pruned_calls
+
+    return (
+        Seam(nn.Module, "__call__", (pruned_calls.module_call,)),
+        Seam(DataLoader, "__iter__", (pruned_calls.loader_iter,)),
+        Seam(_Iter, "__next__", (pruned_calls.iter_next,)),
+        Seam(nn.Module, "state_dict", (pruned_calls.state_dict,)),
+        Seam(nn.Module, "load_state_dict", (pruned_calls.load_state_dict,)),
+        Seam(Optimizer, "state_dict", (pruned_calls.optimizer_state_dict,)),
+        Seam(Optimizer, "load_state_dict", (pruned_calls.optimizer_load_state_dict,)),
+    )
+
+
 def install(modes: Set[Mode]) -> None:
     """Put all layers of these modes in place; ``ctx`` is filled already."""
     lazy_dynamo.put_off()
@@ -213,12 +229,18 @@ def install(modes: Set[Mode]) -> None:
         when_imported("torch._dynamo", batchnorm.keep_compiler_out)
     patching.install(seams, modes)
     patching.install(RECORDING, modes)
+    if PRUNED in modes:
+        patching.install(_pruned(), modes)
     patching.put(torch, "vmap", torch.func.vmap)
     with_hooks: Any = Optimizer.profile_hook_step  # makes of a step one with its hooks
     patching.put(Optimizer, "profile_hook_step", staticmethod(
         lambda step: aside(with_hooks(step))(compose(around, with_hooks(compose(inside, step, modes)), modes))))
     register_optimizer_step_pre_hook(step_log.before_step)
     register_optimizer_step_post_hook(step_log.after_step)
+    if PRUNED in modes:
+        from oars.adapt.torch import pruned_calls
+
+        register_optimizer_step_post_hook(pruned_calls.after_step)
     if ASYNC in modes:
         from oars.adapt.torch.async_modes import phases
 

@@ -224,6 +224,11 @@ def _scaled_lr(lr: float | torch.Tensor) -> Any:
     return lr * (ctx.size if how == "linear" else ctx.size**0.5)
 
 
+def last_loss() -> Any:
+    """On one rank: what the last backward began from."""
+    return _loss
+
+
 def write_ledger() -> None:
     """``OARS_LEDGER=1``: the numbers of the samples this rank contributes to the exchange, one line a batch.
 

@@ -487,7 +487,7 @@ def parameter_new(inner: Callable[..., Any]) -> Any:
     """Around ``nn.Parameter.__new__``: every parameter is watched from its making."""
     def new(cls: type[nn.Parameter], *args: Any, **kwargs: Any) -> Any:
         made = inner(cls, *args, **kwargs)
-        if type(made) is nn.Parameter:
+        if type(made) is nn.Parameter and not ctx.trying:
             ctx.gradients.track(made)
         return made
 

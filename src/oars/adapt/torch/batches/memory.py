@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, OrderedDict, dict, set, deque, bytearray)
-_ITERATORS: tuple[type, ...] = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
+_ITERATORS: tuple[type, ...] = (
+    type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
 # How much is looked at: bytes of arrays, entries of a container (of longer ones their number), things in all.
 _QUICK, _THOROUGH, _IN_MODELS = (1 << 16, 1 << 12, 1 << 12), (1 << 26, 1 << 20, 1 << 16), (1 << 28, 1 << 12, 1 << 12)
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))

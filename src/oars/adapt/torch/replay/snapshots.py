@@ -208,6 +208,8 @@ class Snapshots:
             "private": _private_states(), "clocks": tape.clocks(),
             "pattern": list(getattr(self.gradients, "pattern", [])),
         }
+        if ctx.pruner is not None:
+            header["pruned"] = ctx.pruner.state()
         if self.gradients is not None:
             header["joins"] = join.for_newcomers(self.gradients)
         if ctx.record.voice:
@@ -302,6 +304,8 @@ class Snapshots:
         tape.busy += 1
         try:
             player.leave_grad()
+            if ctx.pruner is not None:
+                ctx.pruner.arrive(header.get("pruned"))
             capture.put_back(header["state"], blobs)
             streams.restore({k: bytes.fromhex(s) for k, s in header["streams"].items()})
             if self.gradients is not None:

@@ -1,0 +1,86 @@
+"""What ``--prune`` has done in a run, from its run folder: widths, multiply-adds, and step times around each cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from oars import runfolder
+
+AROUND = 50  # steps before and behind a cut whose times are compared
+
+
+class CutMade(NamedTuple):
+    """One cut."""
+
+    number: int
+    step: int  # after which it was made
+    widths: dict[str, int]
+    parameters_before: int
+    parameters: int
+    operations_before: int  # multiply-adds of one sample's forward
+    operations: int
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file of JSON lines; none if there is no such file."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    except OSError:
+        return []
+
+
+def cuts_of(folder: Path) -> list[CutMade]:
+    """The cuts of a run, each once, though a resumed run may have made one again."""
+    found = {}
+    for event in lines_of(folder / runfolder.EVENTS):
+        if event["event"] == "cut":
+            found[event["cut"]] = CutMade(event["cut"], event["step"], event["widths"], event["parameters_before"],
+                                          event["parameters"], event["operations_before"], event["operations"])
+    return [found[number] for number in sorted(found)]
+
+
+def layers_of(folder: Path) -> dict[str, str]:
+    """Each layer that was looked at, with the reason why it is left alone; "" if it can be cut."""
+    found = [event["layers"] for event in lines_of(folder / runfolder.EVENTS) if event["event"] == "prunable"]
+    return found[-1] if found else {}
+
+
+def step_times(folder: Path) -> dict[int, float]:
+    """Seconds of each step, by its number."""
+    steps = lines_of(folder / runfolder.METRICS)
+    return {b["step"]: b["time"] - a["time"] for a, b in zip(steps, steps[1:], strict=False)
+            if b["step"] == a["step"] + 1}
+
+
+def around(times: dict[int, float], first: int, last: int) -> float | None:
+    """The usual time of a step, of those from ``first`` to ``last``."""
+    there = [times[step] for step in range(first, last + 1) if step in times]
+    return median(there) if there else None
+
+
+def closing(folder: Path) -> str:
+    """What the cuts were, in one line."""
+    cuts = cuts_of(folder)
+    if not cuts:
+        return "no cut was made: the training ended before one was due"
+    times = step_times(folder)
+    first, last = cuts[0].step, cuts[-1].step
+    before, after = around(times, first - AROUND, first), around(times, last + 2, last + 1 + 4 * AROUND)
+    line = (f"{len(cuts)} cut{'s' * (len(cuts) > 1)}, {cuts[0].parameters_before:,} \N{RIGHTWARDS ARROW} "
+            f"{cuts[-1].parameters:,} parameters")
+    if before and after:
+        line += f", step {1e3 * before:.3g} \N{RIGHTWARDS ARROW} {1e3 * after:.3g} ms"
+    return f"{line}; the small network is {folder / runfolder.small(0)}"
+
+
+def layer_lines(folder: Path) -> list[str]:
+    """Which layers can be cut, and why the others cannot."""
+    layers = layers_of(folder)
+    if not layers:
+        return ["--prune: no layer was looked at: no model was trained"]
+    can = [name for name, why in layers.items() if not why]
+    return [f"--prune can cut {len(can)} of {len(layers)} layers: {', '.join(can)}",
+            *(f"  {name} is left alone: {why}" for name, why in layers.items() if why)]
