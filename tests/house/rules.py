@@ -30,7 +30,8 @@ SEAMS = re.compile(r"/seams\.py$|^src/oars/adapt/python/patching\.py$")
 # docstring of the table beside them says what each replaces.
 REPLACE_TOO = frozenset(f"src/oars/adapt/{file}.py" for file in (
     "tf1/numpy_names", "torch/lazy_dynamo", "torch/refuse_ddp", "torch/async_modes/lost_samples",
-    "torch/backward/gradients", "torch/model/trace", "torch/replay/player"))
+    "torch/backward/gradients", "torch/batches/loaders", "torch/batches/memory", "torch/model/trace",
+    "torch/replay/player"))
 _REPLACES = {"", "patching", "install", "put", "put_in_type", "remove", "replaced"}  # of adapt/python/patching.py
 # Attributes that the standard library and mpi4py tell programs to assign; this is no patch.
 SETTINGS = re.compile(r"sys\.(argv|std\w+|__std\w+__|last_\w+)$|mpi4py\.rc\.\w+$")

@@ -8,8 +8,9 @@ so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`
 What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
 (``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's
 sampler where a resumed epoch goes on (``replay/player.py``), ``math.log`` while a model is traced
-(``model/trace.py``), the rendezvous in a child that the script spawns (``refuse_ddp.py``), and what would import
-PyTorch's compiler (``lazy_dynamo.py``).
+(``model/trace.py``), which worker this is while a batch is collated (``batches/loaders.py``), the handling of log
+records while samples are looked at (``batches/memory.py``), the rendezvous in a child that the script spawns
+(``refuse_ddp.py``), and what would import PyTorch's compiler (``lazy_dynamo.py``).
 """
 
 from __future__ import annotations
