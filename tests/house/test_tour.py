@@ -78,6 +78,14 @@ def test_every_patched_name_of_pytorch_is_in_the_table_of_patches():
             and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 
+def test_every_file_in_the_table_of_patches_exists():
+    table = (TOP / "docs" / "how-it-works.md").read_text().partition("## Table of patches")[2]
+    places = TOP / "src", TOP / "src" / "oars" / "adapt" / "torch"
+    files = re.findall(r"\| `([\w./]+\.py)` \|$", table, re.MULTILINE)
+    assert len(files) > 40
+    assert [file for file in files if not any((place / file).exists() for place in places)] == []
+
+
 def test_the_glossary_has_at_most_twenty_words():
     table = (TOP / "docs" / "design.md").read_text().partition("## Glossary")[2].partition("\n## ")[0]
     assert 10 <= len(re.findall(r"^\| \*", table, re.MULTILINE)) <= 20
