@@ -1,10 +1,10 @@
 """Data sets with a memory: what is read depends on, or is seen in, what was read before.
 
 A counter, a cache, a list of bad samples, a mean that runs: if each rank reads its own samples only, each has another
-memory. So it is looked, while own samples are read, whether the data set changes (its attributes, those of its parts,
-the globals that its code names), whether it seeds the global random streams, and whether it prints. If so, this is
-taken back, and the batch is read whole by every rank, as all later ones are. (Workers have read later batches by the
-time it is known: with them it has to be noticed in a loader's first batch.)
+memory. So it is looked, while own samples are read, whether the data set or the collate_fn changes (its attributes, those of
+its parts, whatever its code can name), whether it seeds the global random streams, and whether it prints or logs. If
+so, this is taken back, and the batch is read whole by every rank, as all later ones are. With workers, new ones take
+over at that batch (``workers.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _HOLDERS = (list, dict, set, deque, bytearray)
-_ITERATORS = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
+_ITERATORS: tuple[type, ...] = (type(iter(range(0))), type(iter(range(1 << 65))), type(iter([])), type(iter(())), itertools.count)
 # How much is looked at: bytes of arrays, entries of a container (of longer ones their number), things in all.
 _QUICK, _THOROUGH, _IN_MODELS = (1 << 16, 1 << 12, 1 << 12), (1 << 26, 1 << 20, 1 << 16), (1 << 28, 1 << 12, 1 << 12)
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -253,7 +253,10 @@ class Memory:
                 return bool(value._version != old[0])
             return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
         if is_a(value, np.ndarray):
-            return value.tobytes() != old.tobytes()
+            if value.dtype.hasobject or value.dtype != old.dtype or value.shape != old.shape:
+                return bool(value.tobytes() != old.tobytes())
+            a, b = (np.ascontiguousarray(array).view(np.uint8) for array in (value, old))
+            return not np.array_equal(a, b)
         if is_a(value, functools._lru_cache_wrapper):
             return bool(value.cache_info() != old)
         kind: Any = next(k for k in _HOLDERS if is_a(value, k))
