@@ -35,7 +35,7 @@ from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.batches.memory import Remembers, Watching
 from oars.adapt.torch.batches.reading import Key, begin, is_apart, key_of, reading
-from oars.adapt.torch.batches.workers import begin_anew, seed_worker
+from oars.adapt.torch.batches.workers import begin_anew, seed_worker, turn
 from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.rows.mirror import recent
@@ -139,6 +139,7 @@ def iter_reset(self: _BaseDataLoaderIter, loader: DataLoader, first_iter: bool =
     """Replaces ``_reset`` (persistent workers begin anew)."""
     here = reading(self)
     here.queue = deque()
+    turn(self, loader)
     if not first_iter:
         ctx.iterations += 1
         here.place = (ctx.iterations, 0)

@@ -1,10 +1,10 @@
 """Data sets with a memory: what is read depends on, or is seen in, what was read before.
 
 A counter, a cache, a list of bad samples, a mean that runs: if each rank reads its own samples only, each has another
-memory. So it is looked, while own samples are read, whether the data set changes (its attributes, those of its parts,
-the globals that its code names), whether it seeds the global random streams, and whether it prints. If so, this is
-taken back, and the batch is read whole by every rank, as all later ones are. (Workers have read later batches by the
-time it is known: with them it has to be noticed in a loader's first batch.)
+memory. So it is looked, while own samples are read, whether the data set or the collate_fn changes (its attributes, those of
+its parts, whatever its code can name), whether it seeds the global random streams, and whether it prints or logs. If
+so, this is taken back, and the batch is read whole by every rank, as all later ones are. With workers, new ones take
+over at that batch (``workers.py``).
 """
 
 from __future__ import annotations
@@ -255,7 +255,10 @@ class Memory:
                 return bool(value._version != old[0])
             return not torch.equal(value.detach(), old[1])  # batch_norm moves its averages unseen
         if is_a(value, np.ndarray):
-            return value.tobytes() != old.tobytes()
+            if value.dtype.hasobject or value.dtype != old.dtype or value.shape != old.shape:
+                return bool(value.tobytes() != old.tobytes())
+            a, b = (np.ascontiguousarray(array).view(np.uint8) for array in (value, old))
+            return not np.array_equal(a, b)
         if is_a(value, functools._lru_cache_wrapper):
             return bool(value.cache_info() != old)
         if isinstance(old, int):

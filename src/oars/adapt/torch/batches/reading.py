@@ -36,6 +36,7 @@ class Reading:
     def __init__(self, loader: Key, apart: bool) -> None:
         self.loader, self.apart = loader, apart
         self.queue: deque[Any] = deque()  # the cuts of batches on their way
+        self.turned = 0  # by how much workers are turned, see workers.py
         self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
 
 

@@ -86,6 +86,7 @@ class _Rest:
 
     def __init__(self, iterator: Any, batches: Iterator[list]) -> None:
         self._iterator, self._index_sampler = iterator, batches
+        self.turned = reading(iterator).place[1] % iterator._num_workers
         self.multiprocessing_context = multiprocessing.get_context("fork")
         self.generator = torch.Generator().manual_seed(iterator._base_seed % 2**63)
 
@@ -102,4 +103,13 @@ def begin_anew(iterator: Any, batch: list) -> None:
     share_key(rest, here.loader)
     _with_workers(iterator, rest)
     iterator._index_sampler = sampler
-    ctx.iterations, reading(iterator).place = passes, here.place
+    ctx.iterations, reading(iterator).place, reading(iterator).turned = passes, here.place, rest.turned
+
+
+def turn(iterator: Any, loader: Any) -> None:
+    """The worker whose turn it is on one process is the first to get a batch; in the next epoch it is the first one."""
+    by = loader.turned if isinstance(loader, _Rest) else -reading(iterator).turned
+    if by:
+        for queues in (iterator._index_queues, iterator._workers):
+            queues[:] = queues[by:] + queues[:by]
+        reading(iterator).turned = 0
