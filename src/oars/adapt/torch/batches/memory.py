@@ -141,8 +141,9 @@ class Memory:
         elif is_a(thing, functools.partial):
             self._more(thing.func, *thing.args, *thing.keywords.values())
         elif is_a(thing, functools._lru_cache_wrapper):
-            self._copies[id(thing)] = thing, thing.cache_info()
-            self.lasting = self.lasting or thing.cache_info().currsize > 0  # its counts cannot be put back
+            if is_a(thing.__wrapped__, types.FunctionType) and _in_script(thing.__wrapped__.__code__.co_filename):
+                self._copies[id(thing)] = thing, thing.cache_info()
+                self.lasting = self.lasting or thing.cache_info().currsize > 0  # its counts cannot be put back
             self._more(thing.__wrapped__)
         elif is_a(thing, types.GeneratorType, map, zip, enumerate, filter):
             self.lasting = True
@@ -178,12 +179,12 @@ class Memory:
 
     def _look_at_names(self, function: types.FunctionType) -> None:
         """The globals that it can name, and what it can name of them where they are the script's modules."""
-        names, scripts = function.__globals__, of_the_script(function.__code__.co_filename)
+        names, scripts = function.__globals__, _in_script(function.__code__.co_filename)
         named = [name for code in codes(function.__code__) for name in code.co_names]
         for name in dict.fromkeys(named):
             value = names.get(name, self)
             if is_a(value, types.ModuleType):
-                if scripts and of_the_script(getattr(value, "__file__", None) or torch.__file__):
+                if scripts and _in_script(getattr(value, "__file__", None) or torch.__file__):
                     for other in dict.fromkeys(named):
                         if other in vars(value):
                             self._note(vars(value), other, vars(value)[other])
@@ -239,9 +240,9 @@ class Memory:
         """Whether it is another one now. That something was opened where there was nothing does not count."""
         for holder, name, value in self._places:
             now = holder.get(name, self)
-            if now is not value and (isinstance(value, (*_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor))
-                                     and (value is not None or isinstance(now, (*_SIMPLE, *_HOLDERS)))):
-                same = isinstance(value, _SIMPLE) and type(now) is type(value) and (now == value or now != now)
+            if now is not value and (is_a(value, *_SIMPLE, *_HOLDERS, np.ndarray, torch.Tensor)
+                                     and (value is not None or is_a(now, *_SIMPLE, *_HOLDERS))):
+                same = is_a(value, *_SIMPLE) and type(now) is type(value) and (now == value or now != now)
                 if not same:
                     return True
         return (any(self._differs(value, old) for value, old in self._copies.values())
@@ -380,8 +381,13 @@ def _functions(kind: type) -> list[types.FunctionType]:
             for f in vars(c).values() if isinstance(f, types.FunctionType)]
 
 
+def _in_script(file: str) -> bool:
+    """Whether it is of no library: what libraries keep for themselves, as caches of compiled patterns, is no memory."""
+    return of_the_script(file) and not file.startswith((*_INSTALLED, "<frozen"))
+
+
 def _equal(a: Any, b: Any) -> bool:
-    return isinstance(b, _SIMPLE) and type(a) is type(b) and (a == b or a != a)
+    return is_a(b, *_SIMPLE) and type(a) is type(b) and (a == b or a != a)
 
 
 class _Held(io.StringIO):
