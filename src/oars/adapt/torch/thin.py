@@ -63,6 +63,7 @@ class Thinner:
         if samples.passes and samples.known() and torch.is_grad_enabled() and not self.over and not late:
             away = samples.away()
         samples.passes += torch.is_grad_enabled()
+        before = samples.left_out.sum()
         for given in inner:
             if not all(type(i) is int for i in given):
                 self.stop("the sampler gives no numbers of samples")
@@ -74,6 +75,9 @@ class Thinner:
                 batch = samples.thinned(given, away)
             queue.append(batch)
             yield batch.samples.tolist() if batch.weights is not None else given
+        if samples.trained and torch.is_grad_enabled():
+            ctx.record.event("thinned", **{"pass": samples.passes}, of=len(samples.losses),
+                             left_out=int(samples.left_out.sum() - before))
 
     def loss(self, inner: Callable[..., Any], signature: inspect.Signature, args: tuple, kwargs: dict) -> Any:
         """A loss of the current batch."""
