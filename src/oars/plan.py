@@ -94,6 +94,8 @@ class Plan:
     guard_every: int = 0  # steps; 0: as time allows
     # networks that change
     prune: Pruning | None = None
+    samples: str = "all"  # or thin: those that the network knows are left out now and then
+    of_run: int = 0  # the steps of the whole run, where the user says them
     # stalls, snapshots, and runs that are part of another command
     stall: float = 0.0  # seconds; 0: stalls are not reported
     on_stall: str | None = None

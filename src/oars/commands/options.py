@@ -49,6 +49,10 @@ def add_options(verb: Parser) -> list[argparse.Action]:
         add("--guard-every", type=count_of("steps"), metavar="K", help="compare all weights every K steps (default: as "
             "much in each step as 0.3 %% of the time allows)"),
         *add_prune(verb),
+        add("--samples", choices=("all", "thin"), default="all", help="thin: leave out, unread, half of the "
+            "samples whose last loss is below the mean; those of them that stay count twice (docs/evolve.md)"),
+        add("--of-run", type=count_of("steps"), metavar="STEPS", help="with --samples thin: the steps of the "
+            "whole run; its last eighth is whole"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--report-bindings", action="store_true", help="print at the start the host, cores and GPU of each rank"),
@@ -96,7 +100,7 @@ def add_snapshot(verb: Parser) -> argparse.Action:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as entries of the plan, for the adapters."""
-    from oars.commands.planning import prune_plan, snapshot_plan
+    from oars.commands.planning import prune_plan, samples_plan, snapshot_plan
     from oars.commands.sync import sync_plan
 
     if args.scale_lr and args.batch != "keep":
@@ -104,6 +108,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
                          "the learning rate, stay the script's own")
     if args.tf1 and (args.sync, args.wire) != ("allreduce", "fp32"):
         raise UsageError("--sync and --wire are not for --tf1: leave them out")
+    samples = samples_plan(args.samples, args.of_run, args.snapshot, args.sync, args.batch)
     together = sync_plan(args.sync, args.every, args.outer, args.warmup, args.rotate, args.wire, args.snapshot,
                          args.servers, args.staleness, args.backup, args.placement)
     return {
@@ -119,7 +124,8 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "launcher": args.launcher,
         "stage_env": args.stage_env,
         "tf1": args.tf1,
-        "snapshot": snapshot_plan("off" if args.sync != "allreduce" else args.snapshot),
+        **samples,
+        "snapshot": snapshot_plan("off" if args.sync != "allreduce" or args.samples == "thin" else args.snapshot),
         "stall": args.stall,
         "on_stall": args.on_stall,
     }

@@ -141,6 +141,20 @@ def prune_plan(keep: str | None, when: str | None, score: str | None, sync: str 
     return plan
 
 
+def samples_plan(samples: str, of_run: int | None, snapshot: str | None, sync: str, batch: str) -> dict[str, Any]:
+    """``--samples`` and ``--of-run``; UsageError for what does not go together."""
+    if samples == "all":
+        if of_run is not None:
+            raise UsageError(f"--of-run {of_run} is for --samples thin")
+        return {}
+    if sync != "allreduce" or batch != "split":
+        raise UsageError("--samples thin needs ranks that share each batch: leave out "
+                         + (f"--sync {sync}" if sync != "allreduce" else f"--batch {batch}"))
+    if snapshot not in (None, "off"):
+        raise UsageError(f"--snapshot {snapshot} holds no losses of samples: leave it out with --samples thin")
+    return {"samples": samples, "of_run": of_run or 0}
+
+
 def job_end() -> float | None:
     """When the scheduler will end this job, in seconds since 1970, where it says so."""
     environ = os.environ

@@ -68,11 +68,18 @@ def _runs(argv: list[str]) -> int:
 
 
 def _show(argv: list[str]) -> int:
-    parser = _parser("show", "RUN [-o FILE]")
+    parser = _parser("show", "RUN [-o FILE] [--samples]")
     parser.add_argument("run", metavar="RUN", help=f"a run folder, or its name under {TOP}")
     _output(parser)
+    parser.add_argument("--samples", action="store_true", help="of a run with --samples thin: the hardest samples, and "
+                        "how often each was left out")
     args = parser.parse_args(argv)
     run = runs_.find(args.run)
+    if args.samples:
+        from oars.watch import samples
+
+        samples.show(run.folder)
+        return 0
     from oars.watch import terminal
     from oars.watch.curves import charts, described, slow_ranks
     from oars.watch.facts import facts

@@ -86,6 +86,13 @@ def described(event: dict[str, Any]) -> str:
         return f"step {event.get('step')}: rank {ranks} died, {event.get('left')} go on"
     if kind == "recovered":
         return f"step {event.get('step')}: done again, {1000 * float(event.get('seconds', 0)):.3g} ms after the death"
+    if kind == "cut":
+        return f"step {event.get('step')}: cut {event.get('cut')}, {event.get('parameters'):,} parameters are left"
+    if kind == "prunable":
+        layers = event.get("layers", {})
+        return f"{sum(not why for why in layers.values())} of {len(layers)} layers can be cut"
+    if kind == "thinned":
+        return f"pass {event.get('pass')}: {event.get('left_out')} of {event.get('of')} samples left out"
     if kind == "notice":
         return str(event.get("text", ""))
     rest = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("event", "time"))

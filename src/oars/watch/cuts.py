@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from oars import runfolder
+from oars.watch.chart import Chart, Series
 
 AROUND = 50  # steps before and behind a cut whose times are compared
 
@@ -74,6 +75,40 @@ def closing(folder: Path) -> str:
     if before and after:
         line += f", step {1e3 * before:.3g} \N{RIGHTWARDS ARROW} {1e3 * after:.3g} ms"
     return f"{line}; the small network is {folder / runfolder.small(0)}"
+
+
+def charts(folder: Path) -> list[Chart]:
+    """Widths over the steps, and the share of samples that each pass has left out."""
+    cuts = cuts_of(folder)
+    names = dict.fromkeys(name for cut in cuts for name in cut.widths)
+    lines = [Series(name, [float(cut.step) for cut in cuts if name in cut.widths],
+                    [float(cut.widths[name]) for cut in cuts if name in cut.widths], points=True) for name in names]
+    thinned = [event for event in lines_of(folder / runfolder.EVENTS) if event["event"] == "thinned"]
+    shares = Series("left out", [float(e["pass"]) for e in thinned], [100 * e["left_out"] / e["of"] for e in thinned],
+                    points=True)
+    both = (Chart("Widths of the layers that are cut", "step", "units", lines, zero=True),
+            Chart("Samples left out", "pass", "share (%)", [shares], zero=True))
+    return [chart for chart in both if chart.drawable()]
+
+
+def rows(folder: Path) -> list[list[str]]:
+    """A line for each cut: parameters, multiply-adds, and step time and loss before it and behind."""
+    times = step_times(folder)
+    losses = {line["step"]: line["loss"] for line in lines_of(folder / runfolder.METRICS) if line["loss"] is not None}
+    cuts = cuts_of(folder)
+    found = []
+    for cut, following in zip(cuts, [*cuts[1:], None], strict=True):
+        end = min(cut.step + AROUND, following.step) if following is not None else cut.step + AROUND
+        first = cut.step - AROUND
+        time = [around(times, first, cut.step), around(times, cut.step + 2, end)]
+        loss = [around(losses, first, cut.step), around(losses, cut.step + 1, end)]
+        found.append([str(cut.number), f"{cut.step:,}", f"{cut.parameters:,}", f"{cut.operations:,}",
+                      *(f"{1e3 * value:.3g}" if value else "" for value in time),
+                      *(f"{value:.4g}" if value is not None else "" for value in loss)])
+    return found
+
+
+HEAD = ["cut", "after step", "parameters", "multiply-adds", "ms a step before", "behind", "loss before", "behind"]
 
 
 def layer_lines(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from oars.watch import svg
+from oars.watch import cuts, svg
 from oars.watch.curves import charts, described, slow_ranks
 from oars.watch.facts import facts
 from oars.watch.runs import Run, WatchError, locked
@@ -72,6 +72,9 @@ def _one(run: Run) -> list[str]:
     known = [[name, value] for name, value in facts(run, locked()).items() if value]
     body = [f"<pre>{escape(run.command)}</pre>", html_table(["", ""], known), "<h2>Curves</h2>"]
     body += [svg.draw(chart) for chart in charts([run])] or ["<p>This run made no step.</p>"]
+    body += [svg.draw(chart) for chart in cuts.charts(run.folder)]
+    if made := cuts.rows(run.folder):
+        body += ["<h2>Cuts</h2>", html_table(cuts.HEAD, made)]
     body += _times(run) or ["<p class=note>Where the time went was not recorded.</p>"]
     body += _events(run)
     gathers = run.summary.get("gathers") or []

@@ -15,7 +15,8 @@ Y = ((X[:, :5].sum(1) * X[:, 6]) > 0).float()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(21, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU())
+        self.body = nn.Sequential(nn.Linear(21, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 32),
+                                  nn.ReLU())
         self.head = nn.Linear(32, 1)
 
     def forward(self, x):

@@ -63,6 +63,11 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
 
         modes.add(seams.PRUNED)
         ctx.pruner = Pruner(plan.prune)
+    if plan.samples == "thin":
+        from oars.adapt.torch.thin import Thinner
+
+        modes.add(seams.THINNED)
+        ctx.thinner = Thinner(plan.of_run)
     step_log.begin()
     seams.install(modes)
     if plan.snapshot is not None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.pruning import Pruner
     from oars.adapt.torch.replay.snapshots import Snapshots
+    from oars.adapt.torch.thin import Thinner
     from oars.engine.world import World
     from oars.rank.record import Record
 
@@ -95,6 +96,7 @@ class Context:
     private: Private  # the random streams that are this rank's own: what reading samples draws from
     guard: Guard | None = None  # compares the ranks' weights (--guard)
     pruner: Pruner | None = None  # makes networks smaller (--prune), on one rank too
+    thinner: Thinner | None = None  # leaves samples out (--samples thin), on one rank too
     # With --sync local, gossip or server:
     phases: Phases  # when ranks train on their own, and where they meet
     # With snapshots:

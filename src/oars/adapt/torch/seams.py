@@ -3,7 +3,8 @@
 Layers are named outermost first: the first one is entered first when the script calls, the last one is next to
 PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there only where the run can be snapshot, and
 so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
-``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune``.
+``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune``,
+``THINNED`` is ``--samples thin``.
 
 What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
 (``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's
@@ -31,7 +32,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, _utils, dataloader
+from torch.utils.data import BatchSampler, DataLoader, _utils, dataloader
 
 from oars.adapt.python import patching
 from oars.adapt.python.imports import when_imported
@@ -57,6 +58,7 @@ RECORDED = Mode("recorded")
 ASYNC = Mode("async")
 SERVER = Mode("server")
 PRUNED = Mode("pruned")
+THINNED = Mode("thinned")
 Layers = tuple[Layer | Only, ...]
 
 _Iter: Any = dataloader._BaseDataLoaderIter
@@ -218,6 +220,18 @@ def _pruned() -> tuple[Seam, ...]:
     )
 
 
+def _thinned() -> tuple[Seam, ...]:
+    """``--samples thin``: the layers around all others."""
+    from oars.adapt.torch import thin
+
+    return (
+        Seam(DataLoader, "__iter__", (thin.loader_iter,)),
+        Seam(BatchSampler, "__iter__", (thin.sampler_iter,)),
+        Seam(_Iter, "__next__", (thin.iter_next,)),
+        Seam(F, thin.LOSSES, (thin.loss,)),
+    )
+
+
 def install(modes: Set[Mode]) -> None:
     """Put all layers of these modes in place; ``ctx`` is filled already."""
     lazy_dynamo.put_off()
@@ -232,6 +246,8 @@ def install(modes: Set[Mode]) -> None:
     patching.install(RECORDING, modes)
     if PRUNED in modes:
         patching.install(_pruned(), modes)
+    if THINNED in modes:
+        patching.install(_thinned(), modes)
     patching.put(torch, "vmap", torch.func.vmap)
     with_hooks: Any = Optimizer.profile_hook_step  # makes of a step one with its hooks
     patching.put(Optimizer, "profile_hook_step", staticmethod(
@@ -242,6 +258,10 @@ def install(modes: Set[Mode]) -> None:
         from oars.adapt.torch import pruned_calls
 
         register_optimizer_step_post_hook(pruned_calls.after_step)
+    if THINNED in modes:
+        from oars.adapt.torch import thin
+
+        register_optimizer_step_post_hook(thin.after_step)
     if ASYNC in modes:
         from oars.adapt.torch.async_modes import phases
 
