@@ -63,6 +63,8 @@ Layers = tuple[Layer | Only, ...]
 
 _Iter: Any = dataloader._BaseDataLoaderIter
 _TRANSFORMS = "grad grad_and_value jacrev jacfwd hessian vmap"  # of a function, give a function
+_LOSSES = ("cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
+           "binary_cross_entropy_with_logits")
 _OF_VALUES = "vjp jvp linearize"  # of a function and its arguments, give values
 
 # ---- recorded runs, on one rank and on several ----------------------------------------------------------------------
@@ -228,7 +230,7 @@ def _thinned() -> tuple[Seam, ...]:
         Seam(DataLoader, "__iter__", (thin.loader_iter,)),
         Seam(BatchSampler, "__iter__", (thin.sampler_iter,)),
         Seam(_Iter, "__next__", (thin.iter_next,)),
-        Seam(F, thin.LOSSES, (thin.loss,)),
+        Seam(F, _LOSSES, (thin.loss,)),
     )
 
 

@@ -24,8 +24,6 @@ from oars import runfolder
 from oars.adapt.torch.context import ctx
 from oars.evolve.thinning import WHOLE_AT_THE_END, Batch, Samples
 
-LOSSES = ("cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
-          "binary_cross_entropy_with_logits")
 PICTURES = 16  # of the hardest samples, kept with the run
 
 

@@ -2,9 +2,9 @@
 
 A counter, a cache, a list of bad samples, a mean that runs: if each rank reads its own samples only, each has another
 memory. So it is looked, while own samples are read, whether the data set or the collate_fn changes (its attributes,
-those of its parts, whatever its code can name), whether it seeds the global random streams, and whether it prints or logs. If
-so, this is taken back, and the batch is read whole by every rank, as all later ones are. With workers, new ones take
-over at that batch (``workers.py``).
+those of its parts, whatever its code can name), whether it seeds the global random streams, and whether it prints or
+logs. If so, this is taken back, and the batch is read whole by every rank, as all later ones are. With workers, new
+ones take over at that batch (``workers.py``).
 """
 
 from __future__ import annotations
