@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -97,7 +98,7 @@ def rows(folder: Path) -> list[list[str]]:
     losses = {line["step"]: line["loss"] for line in lines_of(folder / runfolder.METRICS) if line["loss"] is not None}
     cuts = cuts_of(folder)
     found = []
-    for cut, following in zip(cuts, [*cuts[1:], None], strict=True):
+    for cut, following in zip_longest(cuts, cuts[1:]):
         end = min(cut.step + AROUND, following.step) if following is not None else cut.step + AROUND
         first = cut.step - AROUND
         time = [around(times, first, cut.step), around(times, cut.step + 2, end)]
