@@ -40,6 +40,24 @@ class Place(NamedTuple):
         return self.owner, self.name
 
 
+class _Entries:
+    """Those of a list, and its length, read and written like a dictionary's."""
+
+    def __init__(self, entries: list) -> None:
+        self._entries = entries
+
+    def get(self, name: Any) -> Any:
+        if name == "length":
+            return len(self._entries)
+        return self._entries[name] if name < len(self._entries) else None
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        if name == "length":
+            del self._entries[value:]
+        elif name < len(self._entries):
+            self._entries[name] = value
+
+
 class Switches:
     """The plain values that a model's code can name, and what they were when it was traced."""
 
@@ -122,6 +140,15 @@ def _inside(thing: Any, seen: set[int], depth: int = 2) -> Iterator[Place]:
     if is_a(thing, types.ModuleType) and not of_the_script(getattr(thing, "__file__", None) or torch.__file__):
         return
     seen.add(id(thing))
+    if type(thing) is list:
+        if len(thing) <= _ENTRIES:
+            yield Place(id(thing), _Entries(thing), "length")
+            for i, value in enumerate(list(thing)):
+                if _is_plain(value):
+                    yield Place(id(thing), _Entries(thing), i)
+                else:
+                    yield from _inside(value, seen, depth - 1)
+        return
     entries = thing if type(thing) is dict else fields(thing)
     if len(entries) > _ENTRIES:
         return
