@@ -77,6 +77,7 @@ class Cut(NamedTuple):
 def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
     """The whole batch, and its spec: None if collating own samples gives other rows than collating all."""
     files_before = files.changes()
+    of_dataset = Memory(fetcher.dataset, thorough=True)
     before_reading = Memory(fetcher.dataset, fetcher.collate_fn, thorough=True)
     with ctx.out_of_step():
         samples = read(fetcher, cut.indices)
@@ -88,8 +89,10 @@ def probe(fetcher: _MapDatasetFetcher, cut: Cut) -> tuple[Any, Any]:
         every = fetcher.collate_fn(samples)
     if _positions(own_generators) != before or files.changes() != files_before:
         return every, None  # it draws (masks, mixes), or writes: read whole, so that this is as on one process
-    if before_reading.lasting or before_reading.changed():
+    if of_dataset.lasting or of_dataset.changed():
         return every, REMEMBERS
+    if before_reading.lasting or before_reading.changed():
+        return every, None  # the collate_fn remembers, if only that it has given a warning
     if not cut.rows:
         return every, NOTHING
     if ctx.alone and by_sample and _pads(fetcher.collate_fn, mine, every, cut):
