@@ -222,7 +222,7 @@ def test_layers_become_wider_at_once_and_are_cut_again(tmp_path):
     assert [event["parameters"] for event in two.events("widened")] == [21 * 96 + 192 + 97 * 96 + 97]
     assert two.lines[-1] == f"{21 * 32 + 64 + 33 * 32 + 33} {21 * 32 + 64 + 33 * 32 + 33}"
     assert said(tmp_path, "run", "-n", "1", "--widen", "tail.*=96", MLP, code=2).endswith(
-        "oars: --widen tail.* makes no layer wider (body.0: no pattern names it; body.3: no pattern names it; head: no "
+        "oars: --widen tail.* makes no layer wider (head: no pattern names it; body.3: no pattern names it; body.0: no "
         "pattern names it)\n")
     assert said(tmp_path, "run", "--widen", "body", MLP, code=2) == (
         "oars: --widen body is no layer and width: use a name or a pattern, as in 'body.*=384'\n")

@@ -257,7 +257,7 @@ class Pruner:
         with tried():
             after = self._operations()
         widths = {f"{number}.{name}" if number else name: indices
-                  for number, model in enumerate(self.models) for name, indices in _widths(model.module)}
+                  for number, model in enumerate(self._trained()) for name, indices in _widths(model.module)}
         parameters = sum(p.numel() for model in self._trained() for p in model.module.parameters())
         self.events.append({"step": ctx.record.steps, "operations": after, "widths": widths,
                             "parameters_before": before, "parameters": parameters, **event})
@@ -294,6 +294,8 @@ class Pruner:
     def _grow(self, growths: dict[int, list[Growth]]) -> None:
         self.widened = True
         trained = self._trained()
+        with tried():
+            operations_before = self._operations()
         before = sum(p.numel() for model in trained for p in model.module.parameters())
         for number, changes in growths.items():
             for change in changes:
@@ -306,8 +308,11 @@ class Pruner:
                     trained[number].attributes.setdefault(path, {}).update(values)
                 trained[number].grown |= set(change.parts)
         self._changed()
-        ctx.record.event("widened", step=ctx.record.steps, parameters_before=before, parameters=sum(
-            p.numel() for model in trained for p in model.module.parameters()))
+        with tried():
+            operations_now = self._operations()
+        ctx.record.event("widened", step=ctx.record.steps, operations_before=operations_before,
+                         operations=operations_now, parameters_before=before, parameters=sum(
+                             p.numel() for model in trained for p in model.module.parameters()))
 
     def _changed(self) -> None:
         """Shapes have changed: what was known of them is found again."""
@@ -423,9 +428,9 @@ def _widths(module: nn.Module) -> Iterator[tuple[str, int]]:
     for name, part in module.named_modules():
         kept = cut.kept_of(part).get("weight")
         if kept is not None and isinstance(part, (nn.Linear, nn.modules.conv._ConvNd)):
-            out = part._parameters["weight"]
-            assert out is not None
-            yield name, out.shape[1 if getattr(part, "transposed", False) else 0]
+            out = 1 if getattr(part, "transposed", False) else 0
+            if kept[1][out] is not None:
+                yield name, cut.tensor_of(part, "weight").shape[out]
 
 
 def _twins(model: nn.Module, names: Mapping[str, torch.Tensor]) -> Iterator[nn.Module]:
