@@ -94,6 +94,7 @@ class Plan:
     guard_every: int = 0  # steps; 0: as time allows
     # networks that change
     prune: Pruning | None = None
+    widen: dict[str, int] = field(default_factory=dict)  # layers, as patterns -> how wide they become
     samples: str = "all"  # or thin: those that the network knows are left out now and then
     of_run: int = 0  # the steps of the whole run, where the user says them
     # stalls, snapshots, and runs that are part of another command

@@ -13,6 +13,7 @@ from torch import nn
 
 from oars.evolve import cut, fit
 from oars.evolve.graph import Net, operations
+from oars.evolve.grow import join, widened
 from oars.evolve.trial import Example, draw_weights
 
 CUT, ALONE = True, False
@@ -253,6 +254,30 @@ def test_a_network_is_cut_exactly_or_left_alone(kind):
     loss = sum(out.square().mean() for out in (lambda o: o if isinstance(o, tuple) else (o,))(small.train()(x)))
     loss.backward()
     assert all(p.grad is None or p.grad.shape == p.shape for p in small.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_grows_to_the_same_or_is_left_alone(kind):
+    torch.manual_seed(0)
+    build, example, expected = KINDS[kind]
+    model, x = build(), example()
+    draw_weights(model)
+    before, width = outputs(model, x), sum(p.numel() for p in model.parameters())
+    changes, reasons = widened(model, [Example("", (x,), {})], {"*": 40})
+    assert not set(reasons) & {name for change in changes for name in change.attributes if name in expected
+                               and "out_features" in change.attributes[name]}
+    optimizer = torch.optim.Adam(model.parameters())
+    for change in changes:
+        join(model, change, [optimizer])
+    assert (sum(p.numel() for p in model.parameters()) > width) == bool(changes)
+    for ours, theirs in zip(outputs(model, x), before, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    if kind in ("dense layers", "flattened", "residual", "variational"):
+        assert changes
+    for _ in range(2):
+        out = model.train()(x)
+        sum(o.square().mean() for o in (out if isinstance(out, tuple) else (out,))).backward()
+        optimizer.step()
 
 
 @st.composite

@@ -176,7 +176,7 @@ BAD = {
     ("--prune", "1/3", "-n", "2", "--sync", "local"): "--prune needs ranks with equal weights: leave out --sync local",
     ("--prune", "1/3", "-n", "2", "--wire", "int8"):
         "--prune changes the shapes for which --wire int8 keeps what is not sent yet: leave it out",
-    ("--prune", "1/3", "--tf1"): "--prune cuts networks of PyTorch: leave out --tf1",
+    ("--prune", "1/3", "--tf1"): "--prune changes networks of PyTorch: leave out --tf1",
 }
 
 
@@ -212,3 +212,17 @@ def test_the_learning_rate_and_the_loss_hold_cuts_back(tmp_path):
     over = Run(tmp_path / "over", "-n", "1", "--prune", "1/3", "--prune-when", "140..200steps", MLP, EPOCHS="14")
     assert over.code == 0, over
     assert len(over.events("cut")) < 4 and "the learning rate is below 30% of its peak" in over.err
+
+
+def test_layers_become_wider_at_once_and_are_cut_again(tmp_path):
+    one, two = (Run(tmp_path / f"on-{ranks}", "-n", ranks, "--widen", "body.*=96", "--prune", "1/3", MLP,
+                    OARS_DIGEST="1") for ranks in (1, 2))
+    assert one.code == two.code == 0, f"{one}\n{two}"
+    same(one, two)
+    assert [event["parameters"] for event in two.events("widened")] == [21 * 96 + 192 + 97 * 96 + 97]
+    assert two.lines[-1] == f"{21 * 32 + 64 + 33 * 32 + 33} {21 * 32 + 64 + 33 * 32 + 33}"
+    assert said(tmp_path, "run", "-n", "1", "--widen", "tail.*=96", MLP, code=2).endswith(
+        "oars: --widen tail.* makes no layer wider (head: no pattern names it; body.3: no pattern names it; body.0: no "
+        "pattern names it)\n")
+    assert said(tmp_path, "run", "--widen", "body", MLP, code=2) == (
+        "oars: --widen body is no layer and width: use a name or a pattern, as in 'body.*=384'\n")

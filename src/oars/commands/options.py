@@ -49,6 +49,8 @@ def add_options(verb: Parser) -> list[argparse.Action]:
         add("--guard-every", type=count_of("steps"), metavar="K", help="compare all weights every K steps (default: as "
             "much in each step as 0.3 %% of the time allows)"),
         *add_prune(verb),
+        add("--widen", metavar="LAYERS=W", action="append", default=[], help="the layers of this name or pattern have "
+            "W units from the first steps on, and the network computes the same then: 'body.*=384'"),
         add("--samples", choices=("all", "thin"), default="all", help="thin: leave out, unread, half of the "
             "samples whose last loss is below the mean; those of them that stay count twice (docs/evolve.md)"),
         add("--of-run", type=count_of("steps"), metavar="STEPS", help="with --samples thin: the steps of the "
@@ -100,7 +102,7 @@ def add_snapshot(verb: Parser) -> argparse.Action:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as entries of the plan, for the adapters."""
-    from oars.commands.planning import prune_plan, samples_plan, snapshot_plan
+    from oars.commands.planning import prune_plan, samples_plan, snapshot_plan, widen_plan
     from oars.commands.sync import sync_plan
 
     if args.scale_lr and args.batch != "keep":
@@ -114,6 +116,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         **together,
         "prune": prune_plan(args.prune, args.prune_when, args.prune_score, args.sync, args.wire, args.tf1),
+        "widen": widen_plan(args.widen, args.sync, args.wire, args.tf1),
         "guard": args.guard,
         "guard_every": args.guard_every or 0,
         "batch": args.batch,
@@ -136,7 +139,9 @@ def words(args: argparse.Namespace) -> list[str]:
     said: list[str] = []
     for action in add_options(Parser()):
         value = getattr(args, action.dest)
-        if value != action.default:
+        if isinstance(value, list):
+            said += [word for each in value for word in (action.option_strings[0], each)]
+        elif value != action.default:
             said += [action.option_strings[0], *([] if value is True else [str(value)])]
     return said
 

@@ -130,15 +130,29 @@ def prune_plan(keep: str | None, when: str | None, score: str | None, sync: str 
     plan = schedule.pruning(keep, when, score)
     if plan is None:
         return None
-    if sync != "allreduce":
-        raise UsageError(f"--prune needs ranks with equal weights: leave out --sync {sync}")
-    if wire != "fp32":
-        raise UsageError(f"--prune changes the shapes for which --wire {wire} keeps what is not sent yet: leave it out")
-    if tf1:
-        raise UsageError("--prune cuts networks of PyTorch: leave out --tf1")
-    if importlib.util.find_spec("torch_pruning") is None:
-        raise UsageError("--prune needs torch-pruning: pip install 'manyoars[evolve]'")
+    check_evolving("--prune", sync, wire, tf1)
     return plan
+
+
+def widen_plan(widen: list[str], sync: str, wire: str, tf1: bool) -> dict[str, int]:
+    """``--widen``; UsageError for what does not go together."""
+    plan = schedule.widening(widen)
+    if plan:
+        check_evolving("--widen", sync, wire, tf1)
+    return plan
+
+
+def check_evolving(option: str, sync: str, wire: str, tf1: bool) -> None:
+    """UsageError for what networks that change cannot go with."""
+    if sync != "allreduce":
+        raise UsageError(f"{option} needs ranks with equal weights: leave out --sync {sync}")
+    if wire != "fp32":
+        raise UsageError(f"{option} changes the shapes for which --wire {wire} keeps what is not sent yet: leave it "
+                         "out")
+    if tf1:
+        raise UsageError(f"{option} changes networks of PyTorch: leave out --tf1")
+    if importlib.util.find_spec("torch_pruning") is None:
+        raise UsageError(f"{option} needs torch-pruning: pip install 'manyoars[evolve]'")
 
 
 def samples_plan(samples: str, of_run: int | None, snapshot: str | None, sync: str, batch: str) -> dict[str, Any]:

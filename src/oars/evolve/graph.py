@@ -57,7 +57,7 @@ class Net:
         layers = {name: m for name, m in self.model.named_modules() if isinstance(m, ROOTS)}
         self.reasons = dict.fromkeys(layers, "it does not lead to the result")
         try:
-            groups = self._groups(*self._ghost())
+            groups = self.groups(*self.ghost())
         except Unfit as why:
             self.reasons = dict.fromkeys(layers, str(why))
             return
@@ -103,7 +103,7 @@ class Net:
     def choose(self, wanted: Callable[[int], int], worth: Callable[[str], torch.Tensor | None]) -> Cut | None:
         """The cut after which each layer has ``wanted(its first width)`` units, those of most ``worth`` (of a tensor's
         elements, by its name); None if there is nothing to cut. What cannot be cut any more gets a reason."""
-        groups = self._groups(*self._ghost())
+        groups = self.groups(*self.ghost())
         chosen = {}
         for root in self.roots:
             group = groups[root]
@@ -143,7 +143,7 @@ class Net:
 
     def cut(self, chosen: Mapping[str, list[int]]) -> Cut:
         """What leaves the model's tensors if these units of these layers leave; Unfit if nobody can tell."""
-        ghost, graph = self._ghost()
+        ghost, graph = self.ghost()
         modules = dict(ghost.named_modules())
         shapes = {name: tuple(t.shape) for name, t in tensors_of(ghost)}
         numbered: set[int] = set()
@@ -180,7 +180,8 @@ class Net:
 
     # -- the graph
 
-    def _ghost(self) -> tuple[nn.Module, Any]:
+    def ghost(self) -> tuple[nn.Module, Any]:
+        """A copy of the model, and its graph."""
         import torch_pruning
 
         ghost = plain_copy(self.model)
@@ -202,7 +203,8 @@ class Net:
             raise Unfit(f"torch-pruning cannot follow the model ({brief(error)})") from None
         return ghost, graph
 
-    def _groups(self, ghost: nn.Module, graph: Any) -> dict[str, Group]:
+    def groups(self, ghost: nn.Module, graph: Any) -> dict[str, Group]:
+        """What leaves together, by the layers that units leave."""
         names = {module: name for name, module in ghost.named_modules()}
         found: dict[str, Group] = {}
         try:

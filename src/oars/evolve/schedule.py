@@ -12,11 +12,28 @@ from oars.plan import Pruning
 from oars.runfolder import UsageError
 
 CUTS = 8
+WIDEN_AT = 10  # steps: by then optimizers know what is large
 SCORES = ("wv", "w", "random")
 WHEN = "0.5..3passes"
 STEP_OF_WIDTH = 8  # widths that are multiples of this compute fast; others gain nothing
 BACK_WITHIN = 0.05  # the loss has to come back so near to where it was before the last cut
 LEAST_RATE = 0.3  # of the learning rate's peak: below it there is no time left to recover
+
+
+def widening(texts: list[str]) -> dict[str, int]:
+    """``--widen`` as an entry of the plan; UsageError for what it cannot be."""
+    found = {}
+    for text in texts:
+        pattern, _, wide = text.rpartition("=")
+        if not pattern or not wide.isdecimal() or not int(wide):
+            raise UsageError(f"--widen {text} is no layer and width: use a name or a pattern, as in 'body.*=384'")
+        found[pattern] = int(wide)
+    return found
+
+
+def never() -> Pruning:
+    """The plan of a run that does not cut."""
+    return {"keep": 1.0, "first": math.inf, "last": math.inf, "unit": "steps", "score": "w"}
 
 
 def pruning(keep: str | None, when: str | None, score: str | None) -> Pruning | None:

@@ -151,13 +151,14 @@ def disagreement(model: nn.Module, examples: list[Example], cut: Cut) -> str:
             full.train(training)
             small.train(training)
             for example in examples:
-                why = _compare(full.get_submodule(example.path), small.get_submodule(example.path), example, training)
+                why = compare(full.get_submodule(example.path), small.get_submodule(example.path), example, training)
                 if why:
                     return why
     return ""
 
 
-def _compare(full: nn.Module, small: nn.Module, example: Example, training: bool) -> str:
+def compare(full: nn.Module, small: nn.Module, example: Example, training: bool) -> str:
+    """Why two models that are to give the same do not; "" if they do."""
     dtype, why = torch.float64, ""
     try:
         wanted = _outputs(copy.deepcopy(full).double(), example, torch.float64)

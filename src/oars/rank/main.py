@@ -349,7 +349,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         oars.adapt.jax.install(world, plan, record)
 
-    if plan.prune is not None:
+    if plan.prune is not None or plan.widen:
         refuse_to_cut()
     if plan.tf1:
         from oars.adapt.tf1 import numpy_names

@@ -8,5 +8,6 @@ VERBS = {  # see oars.watch.command
     "board": "start TensorBoard on runs",
     "scale": "run a script on several numbers of ranks, and say how much faster it gets",
     "predict": "say how fast a training would be on a machine, and on how many ranks, you do not have",
+    "evolve": "find the widths of a script's layers within a budget of FLOPs",
     "sweep": "run a script with many settings of its arguments, and say which did best",
 }

@@ -17,6 +17,7 @@ _EXAMPLES = {
     "scale": "oars scale train.py -n 1,2,4 -- --epochs 3\n  oars scale train.py -n 1,2 --weak --repeats 3",
     "sweep": "oars sweep train.py --set lr=0.5,0.1,0.01 --set seed=1,2\n"
              "  oars sweep train.py --set lr=0.001..1 --random 20 --metric 'accuracy ([\\d.]+)' -- --epochs 3",
+    "evolve": "oars evolve blueprint.toml train.py -- --epochs 10",
     "predict": "oars predict one two --machine machine.toml -n 64\n"
                "  oars predict one two --machine blue-waters -n 1,64,4096 --weak --sync allreduce,gossip,server:4",
     "runs": "oars runs\n  oars runs elsewhere/oars-runs",
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     verb = argv[0]
     try:
         return {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "scale": _scale,
-                "sweep": _sweep, "board": _board, "predict": _predict}[verb](argv[1:])
+                "sweep": _sweep, "evolve": _evolve, "board": _board, "predict": _predict}[verb](argv[1:])
     except WatchError as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
@@ -169,6 +170,21 @@ def _sweep(argv: list[str]) -> int:
     settings = parse(args.set, grid=not (args.random or args.search))
     return sweep(Sweep(script, settings, args.ranks, args.parallel, args.random, args.search, compiled(args.metric),
                        largest, ["--tf1"] * args.tf1), args.name, _path(args.o))
+
+
+def _evolve(argv: list[str]) -> int:
+    parser = _parser("evolve", "blueprint.toml script.py [options] [-- script's arguments]")
+    parser.add_argument("blueprint", metavar="blueprint.toml", help="layers with their widths, the budget, the metric "
+                        "(docs/evolve.md)")
+    parser.add_argument("script", metavar="script.py", help="what is run")
+    parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="ranks of each run (default: 1)")
+    parser.add_argument("--name", help=f"the search is {TOP}/NAME (default: the same for the same command, so that it "
+                        "goes on where it was interrupted)")
+    at = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:at])
+    from oars.watch.blueprint import evolve
+
+    return evolve(Path(args.blueprint), [args.script, *argv[at + 1:]], args.ranks, args.name)
 
 
 def _predict(argv: list[str]) -> int:

@@ -78,6 +78,35 @@ def closing(folder: Path) -> str:
     return f"{line}; the small network is {folder / runfolder.small(0)}"
 
 
+def multiply_adds(folder: Path) -> float | None:
+    """What a run's training took: three times the forward's (the backward takes two); None if nothing has changed in
+    it."""
+    changes = [e for e in lines_of(folder / runfolder.EVENTS) if e["event"] in ("cut", "widened")]
+    steps = lines_of(folder / runfolder.METRICS)
+    if not changes or not steps:
+        return None
+    total, at = 0.0, 0
+    for change in changes:
+        total += (change["step"] - at) * change["operations_before"]
+        at = change["step"]
+    return 3 * _rows_a_step(folder, len(steps)) * (total + (len(steps) - at) * changes[-1]["operations"])
+
+
+def whole_multiply_adds(folder: Path) -> float:
+    """What the same run would have taken at its largest widths."""
+    changes = [e for e in lines_of(folder / runfolder.EVENTS) if e["event"] in ("cut", "widened")]
+    steps = len(lines_of(folder / runfolder.METRICS))
+    largest = max((max(e["operations_before"], e["operations"]) for e in changes), default=0)
+    return 3.0 * _rows_a_step(folder, steps) * steps * largest
+
+
+def _rows_a_step(folder: Path, steps: int) -> float:
+    try:
+        return float(json.loads((folder / runfolder.SUMMARY).read_text())["samples"]) / max(1, steps)
+    except (OSError, ValueError, KeyError):
+        return 0.0
+
+
 def charts(folder: Path) -> list[Chart]:
     """Widths over the steps, and the share of samples that each pass has left out."""
     cuts = cuts_of(folder)

@@ -58,11 +58,11 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
 
         modes.add(seams.RECORDED)
         ctx.snapshots = Snapshots(gradients)
-    if plan.prune is not None:
+    if plan.prune is not None or plan.widen:
         from oars.adapt.torch.pruning import Pruner
 
         modes.add(seams.PRUNED)
-        ctx.pruner = Pruner(plan.prune)
+        ctx.pruner = Pruner(plan.prune, plan.widen)
     if plan.samples == "thin":
         from oars.adapt.torch.thin import Thinner
 

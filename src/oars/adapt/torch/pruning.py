@@ -33,10 +33,12 @@ from oars.adapt.replay.tape import tape
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import state as capture
 from oars.adapt.torch.rows.tensor import Rows
-from oars.evolve import NothingToCut, cut, schedule
+from oars.evolve import NothingToCut, cut, grow, schedule
 from oars.evolve.cut import Cut
 from oars.evolve.graph import Net, operations
+from oars.evolve.grow import Growth, join, replace
 from oars.evolve.trial import Example, brief
+from oars.plan import Pruning
 
 ROWS = 4  # of a batch, in an example
 
@@ -49,14 +51,16 @@ class Model:
         self.example: Example | None = None
         self.net: Net | None = None
         self.attributes: dict[str, dict[str, Any]] = {}  # that cuts have changed
-        self.full = 0  # parameters at the beginning
+        self.grown: set[str] = set()  # the tensors that were widened
 
 
 class Pruner:
     """One rank's part; ``ctx.pruner``."""
 
-    def __init__(self, plan: schedule.Pruning) -> None:
-        self.plan, self.schedule = plan, schedule.Schedule(plan)
+    def __init__(self, plan: Pruning | None, widen: dict[str, int]) -> None:
+        self.plan = plan or schedule.never()
+        self.schedule, self.cuts, self.widen = schedule.Schedule(self.plan), plan is not None, widen
+        self.widened = not widen
         self.models: list[Model] = []
         self.inside = 0  # a call of a model is under way
         self.passes: WeakKeyDictionary[Any, schedule.Pass] = WeakKeyDictionary()
@@ -104,9 +108,12 @@ class Pruner:
             loss = _loss()
             rate = optimizer.param_groups[0].get("lr")
             self.schedule.step(loss, float(rate) if isinstance(rate, (int, float)) else None)
-        if not self.examined or self.schedule.due():
+        if not self.widened:
+            if self.schedule.clock.steps >= schedule.WIDEN_AT:
+                self._meet()
+        elif self.cuts and (not self.examined or self.schedule.due()):
             self._meet()
-        elif not self.said and self.schedule.clock.now(self.plan["unit"]) is None:
+        elif self.cuts and not self.said and self.schedule.clock.now(self.plan["unit"]) is None:
             self.said = True
             ctx.record.notice("nothing is cut: the batches come from no loader that has a length, so passes cannot be "
                               "counted; say steps: --prune-when 200..2000steps")
@@ -124,6 +131,8 @@ class Pruner:
         if "examined" in told:
             self.examined = True
             ctx.record.event("prunable", layers=told["examined"])
+        if "growths" in told:
+            self._grow(told["growths"])
         if told.get("over"):
             self.schedule.end(told["over"])
             ctx.record.notice(told["over"])
@@ -135,6 +144,8 @@ class Pruner:
             with tried():
                 if capture.to_be_differentiated():
                     return {}
+                if not self.widened:
+                    return self._widen()
                 if not self.examined:
                     return self._examine()
                 if not self.schedule.bears():
@@ -147,6 +158,20 @@ class Pruner:
         """The models that are trained and are no part of another one."""
         parts = {id(part) for each in self.models for part in each.module.modules() if part is not each.module}
         return [each for each in self.models if each.example is not None and id(each.module) not in parts]
+
+    def _widen(self) -> dict[str, Any]:
+        found: dict[int, list[Growth]] = {}
+        why: dict[str, str] = {}
+        for number, model in enumerate(self._trained()):
+            assert model.example is not None
+            found[number], reasons = grow.widened(model.module, [model.example, *self._inner(model)], self.widen)
+            why.update(reasons)
+        if not any(found.values()):
+            if not self.models:
+                return {}
+            told = "; ".join(f"{layer}: {reason}" for layer, reason in list(why.items())[:3])
+            return {"nothing": f"--widen {', '.join(self.widen)} makes no layer wider ({told or 'there is none'})"}
+        return {"growths": found}
 
     def _examine(self) -> dict[str, Any]:
         layers: dict[str, str] = {}
@@ -232,7 +257,7 @@ class Pruner:
         with tried():
             after = self._operations()
         widths = {f"{number}.{name}" if number else name: indices
-                  for number, model in enumerate(self.models) for name, indices in _widths(model.module)}
+                  for number, model in enumerate(self._trained()) for name, indices in _widths(model.module)}
         parameters = sum(p.numel() for model in self._trained() for p in model.module.parameters())
         self.events.append({"step": ctx.record.steps, "operations": after, "widths": widths,
                             "parameters_before": before, "parameters": parameters, **event})
@@ -264,6 +289,33 @@ class Pruner:
                     cut.shrink(tensor, dims)
         for path, values in change.attributes.items():
             model.attributes.setdefault(path, {}).update(values)
+        self._changed()
+
+    def _grow(self, growths: dict[int, list[Growth]]) -> None:
+        self.widened = True
+        trained = self._trained()
+        with tried():
+            operations_before = self._operations()
+        before = sum(p.numel() for model in trained for p in model.module.parameters())
+        for number, changes in growths.items():
+            for change in changes:
+                module = trained[number].module
+                twins = list(_twins(module, dict(cut.tensors_of(module))))
+                join(module, change, _optimizers())
+                for twin in twins:
+                    join(twin, change, [])
+                for path, values in change.attributes.items():
+                    trained[number].attributes.setdefault(path, {}).update(values)
+                trained[number].grown |= set(change.parts)
+        self._changed()
+        with tried():
+            operations_now = self._operations()
+        ctx.record.event("widened", step=ctx.record.steps, operations_before=operations_before,
+                         operations=operations_now, parameters_before=before, parameters=sum(
+                             p.numel() for model in trained for p in model.module.parameters()))
+
+    def _changed(self) -> None:
+        """Shapes have changed: what was known of them is found again."""
         ctx.changes += 1
         if ctx.world is not None:
             ctx.gradients.plans.clear()
@@ -281,7 +333,10 @@ class Pruner:
     def state(self) -> dict[str, Any]:
         """What a snapshot holds: what is left of each tensor, and where the schedule stands."""
         return {"schedule": self.schedule.state(), "models": [
-            {"kept": cut.kept_in(model.module), "attributes": model.attributes} for model in self.models]}
+            {"kept": cut.kept_in(model.module), "attributes": model.attributes, "grown": {
+                name: list((cut.kept_in(model.module).get(name) or (t.shape,))[0])
+                for name, t in cut.tensors_of(model.module) if name in model.grown}} for model in self.models],
+            "widened": self.widened}
 
     def arrive(self, held: dict[str, Any] | None) -> None:
         """A resumed script stands where the snapshot was taken: cut its models as they were."""
@@ -289,6 +344,10 @@ class Pruner:
             return
         for model, of in zip(self.models, held["models"], strict=False):
             there = dict(cut.tensors_of(model.module))
+            with torch._C.DisableTorchFunction():
+                for name, shape in of["grown"].items():
+                    replace(there[name], there[name].new_zeros(shape))
+            model.grown = set(of["grown"])
             tensors = {name: tuple(None if part is None else tuple(part) for part in dims)
                        for name, (shape, dims) in of["kept"].items()
                        if tuple(there[name].shape) == tuple(shape)}  # a copy was cut with its model
@@ -297,6 +356,7 @@ class Pruner:
             if tensors:
                 with torch._C.DisableTorchFunction():  # what was played left no values
                     self.apply(model, Cut(tensors, attributes))
+        self.widened = held["widened"]
         loss = held["schedule"]["loss"]
         self.schedule.restore(held["schedule"], None if loss is None else torch.tensor(loss, dtype=torch.float64),
                               self.latest)
@@ -368,9 +428,19 @@ def _widths(module: nn.Module) -> Iterator[tuple[str, int]]:
     for name, part in module.named_modules():
         kept = cut.kept_of(part).get("weight")
         if kept is not None and isinstance(part, (nn.Linear, nn.modules.conv._ConvNd)):
-            out = part._parameters["weight"]
-            assert out is not None
-            yield name, out.shape[1 if getattr(part, "transposed", False) else 0]
+            out = 1 if getattr(part, "transposed", False) else 0
+            if kept[1][out] is not None:
+                yield name, cut.tensor_of(part, "weight").shape[out]
+
+
+def _twins(model: nn.Module, names: Mapping[str, torch.Tensor]) -> Iterator[nn.Module]:
+    """The script's copies of a model, of its own class and shapes."""
+    shapes, own = {name: tensor.shape for name, tensor in names.items()}, {id(tensor) for tensor in names.values()}
+    for thing in gc.get_objects():
+        if type(thing) is type(model) and thing is not model:
+            theirs = dict(cut.tensors_of(thing))
+            if {n: t.shape for n, t in theirs.items()} == shapes and not own & {id(t) for t in theirs.values()}:
+                yield thing
 
 
 def _copies(model: nn.Module, names: Mapping[str, torch.Tensor], change: Cut, by_state_dict: bool) -> Iterator[Any]:
@@ -380,14 +450,10 @@ def _copies(model: nn.Module, names: Mapping[str, torch.Tensor], change: Cut, by
     first = next(iter(change.tensors))
     own = {id(tensor) for tensor in names.values()}
     order = [name for name, _ in model.named_parameters()]
+    yield from _twins(model, names)
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, nn.Module):
-            if kind is type(model) and thing is not model and {
-                    n: t.shape for n, t in cut.tensors_of(thing)} == shapes and not any(
-                    id(t) in own for _, t in cut.tensors_of(thing)):
-                yield thing
-        elif kind is dict and first in thing and not by_state_dict:
+        if kind is dict and first in thing and not by_state_dict:
             if all(isinstance(t := thing.get(name), torch.Tensor) and t.shape == shapes[name] and id(t) not in own
                    and t.data_ptr() != names[name].data_ptr() for name in change.tensors if name in order):
                 yield [(thing[name], change.tensors[name]) for name in change.tensors if name in thing]

@@ -1,0 +1,127 @@
+"""``oars evolve blueprint.toml train.py``: the widths of a script's layers, found within a budget.
+
+A candidate is one run: its layers become as wide as the blueprint allows, at once, and are then cut while they train.
+Each candidate is cut to another part. They run one after the other while the budget lasts, and a candidate that has
+ended is not run again, so a search that was interrupted goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from re import Pattern
+
+from oars import runfolder
+from oars.watch import cuts, svg, terminal
+from oars.watch.curves import loss_chart
+from oars.watch.facts import number
+from oars.watch.report import html_table, page, write
+from oars.watch.runs import WatchError
+from oars.watch.start import Trial, compiled, metric_name, metric_of, run_all, series_name
+
+ORDER = (2, 3, 1)  # of the candidates, by fourths of the way down: the middle one first
+WORDS = {"metric", "best", "budget", "when", "widths"}
+
+
+@dataclass
+class Blueprint:
+    """What a search may do."""
+
+    widths: dict[str, tuple[int, int]]  # layers, as patterns -> from, to
+    budget: float  # FLOPs
+    pattern: Pattern | None
+    largest: bool
+    when: str | None
+
+    def options(self, fourths: int) -> list[str]:
+        """The options of the candidate that goes so many fourths of the way down."""
+        ratio = max(low / high for low, high in self.widths.values())
+        widen = [word for name, (_, high) in self.widths.items() for word in ("--widen", f"{name}={high}")]
+        return [*widen, "--prune", f"{ratio ** (fourths / 4):.4f}", *(["--prune-when", self.when] if self.when else [])]
+
+
+def read(path: Path) -> Blueprint:
+    """A blueprint; WatchError for what is wrong in it."""
+    try:
+        told = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise WatchError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise WatchError(f"{path} is no TOML: {error}") from None
+    if unknown := set(told) - WORDS:
+        raise WatchError(f"{path}: {sorted(unknown)[0]} is none of {', '.join(sorted(WORDS))}")
+    widths = {}
+    for name, text in told.get("widths", {}).items():
+        given = re.fullmatch(r"(\d+)\.\.(\d+)", str(text))
+        if given is None or not 0 < int(given[1]) < int(given[2]):
+            raise WatchError(f"{path}: the widths of {name} are {text!r}: write from..to, as in '48..384'")
+        widths[name] = int(given[1]), int(given[2])
+    if not widths:
+        raise WatchError(f"{path} names no layers: [widths], and a line like 'body.*' = '48..384'")
+    budget = told.get("budget")
+    if not isinstance(budget, (int, float)) or not budget > 0:
+        raise WatchError(f"{path}: the budget is {budget!r}: FLOPs of the whole search, as in 4e14")
+    if told.get("best", "max") not in ("max", "min"):
+        raise WatchError(f"{path}: best is {told['best']!r}: max or min")
+    metric = told.get("metric")
+    return Blueprint(widths, float(budget), compiled(metric), told.get("best", "max" if metric else "min") == "max",
+                     told.get("when"))
+
+
+def evolve(path: Path, script: list[str], ranks: int, name: str | None) -> int:
+    """Run the candidates, print what was tried and what it cost; 1 if none came to a result."""
+    plan = read(path)
+    folder = series_name("evolve", name, script, {"script": script, "blueprint": path.read_text(), "ranks": ranks})
+    tried: list[tuple[Trial, float | None, float]] = []
+    for fourths in ORDER:
+        spent = sum(cost for _, _, cost in tried)
+        if tried and spent + tried[-1][2] > plan.budget:
+            print(f"oars: {spent:.3g} of {plan.budget:.3g} FLOPs are spent: not enough for another candidate")
+            break
+        trial = Trial(f"{folder.name}-{fourths}", ranks, script, {"cut": str(fourths)}, plan.options(fourths))
+        (done,) = run_all(iter([trial]), 1, lambda _: ranks, lambda _: None)
+        assert done.run is not None
+        if refused := _refused(done.run.folder):
+            raise WatchError(refused)
+        value, why = metric_of(done.run, plan.pattern)
+        cost = 2 * (cuts.multiply_adds(done.run.folder) or 0.0)
+        if cost > plan.budget:
+            raise WatchError(f"the budget of {plan.budget:.3g} FLOPs is too small: one candidate takes {cost:.3g}")
+        tried.append((done, value if not done.run.end.get("code") else None, cost))
+        print(f"oars: {_widths(done.run.folder)}: {why or number(value)}, {cost:.3g} FLOPs", flush=True)
+    return _tell(plan, folder, tried)
+
+
+def _refused(folder: Path) -> str:
+    """The line with which a run was refused at its first step."""
+    try:
+        return str(json.loads((folder / runfolder.error(0)).read_text()).get("usage", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+def _widths(folder: Path) -> str:
+    made = cuts.cuts_of(folder)
+    return ", ".join(f"{name} {width}" for name, width in made[-1].widths.items()) if made else "no cut was made"
+
+
+def _tell(plan: Blueprint, folder: Path, tried: list[tuple[Trial, float | None, float]]) -> int:
+    good = sorted((each for each in tried if each[1] is not None), key=lambda each: each[1] or 0.0,
+                  reverse=plan.largest)
+    rows = [["best" if each is good[0] else "", number(each[1]), f"{each[2]:.3g}", _widths(each[0].run.folder),
+             each[0].run.name] for each in good if each[0].run is not None]
+    head = ["", metric_name(plan.pattern), "FLOPs", "widths", "run"]
+    print("\n" + terminal.table(head, rows))
+    spent = sum(cost for _, _, cost in tried)
+    runs = [each[0].run for each in tried if each[0].run is not None]
+    whole = max((cuts.whole_multiply_adds(run.folder) for run in runs), default=0.0)
+    beside = f"{spent:.3g} FLOPs in all; one run at the full widths takes {2 * whole:.3g}"
+    print(beside)
+    charts = [loss_chart([each[0].run for each in good if each[0].run is not None])] if good else []
+    write(folder / runfolder.REPORT, page(folder.name, [
+        f"<p>{beside}.</p>", *(svg.draw(chart) for chart in charts if chart.drawable()), html_table(head, rows)]))
+    print(folder / runfolder.REPORT)
+    return 0 if good else 1
