@@ -344,10 +344,9 @@ class Pruner:
             return
         for model, of in zip(self.models, held["models"], strict=False):
             there = dict(cut.tensors_of(model.module))
-            with torch._C.DisableTorchFunction():
-                for name, shape in of["grown"].items():
-                    replace(there[name], there[name].new_zeros(shape))
-            model.grown = set(of["grown"])
+            if of["grown"] and not model.grown and any(
+                    tuple(there[name].shape) != tuple(shape) for name, shape in of["grown"].items()):
+                self._widen_again(model, of["grown"], of["attributes"])
             tensors = {name: tuple(None if part is None else tuple(part) for part in dims)
                        for name, (shape, dims) in of["kept"].items()
                        if tuple(there[name].shape) == tuple(shape)}  # a copy was cut with its model
@@ -360,6 +359,21 @@ class Pruner:
         loss = held["schedule"]["loss"]
         self.schedule.restore(held["schedule"], None if loss is None else torch.tensor(loss, dtype=torch.float64),
                               self.latest)
+
+    def _widen_again(self, model: Model, shapes: dict[str, list[int]], attributes: dict[str, dict[str, Any]]) -> None:
+        """The widths that a model, and its copies, had before they were cut; values come with the snapshot."""
+        there = dict(cut.tensors_of(model.module))
+        model.grown, model.attributes = set(shapes), attributes
+        for each in [model.module, *_twins(model.module, there)]:
+            tensors = dict(cut.tensors_of(each))
+            with torch._C.DisableTorchFunction():
+                for name, shape in shapes.items():
+                    replace(tensors[name], tensors[name].new_zeros(shape))
+            for path, values in attributes.items():
+                part = each.get_submodule(path)
+                for key, size in values.items():
+                    setattr(part, key, tuple(size) if isinstance(size, list) else size)
+        self._changed()
 
     def leave(self) -> None:
         """The script is over: the voice puts the small networks into the run folder."""
