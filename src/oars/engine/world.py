@@ -93,7 +93,8 @@ class World:
         self._thread = threading.get_ident()
         os.register_at_fork(after_in_child=self._forked)
         self._generation = 0  # how often ranks have come together anew
-        self._parted = False  # a rank could not go on: all come together, before anything else
+        self._gathered = 0  # how often all came together because of an error
+        self._due = -1  # the number of the last such meeting that a rank asked for: it comes before any other
         self._coming_together = False
         self._error: Exception | None = None  # what this rank met
         self.era = self.adopted = 0  # grows with every loss; up to which one the data have been cut anew
@@ -134,7 +135,7 @@ class World:
     def begin_era(self, era: int, done: int) -> None:
         """The ranks are others from here on: what was cut for those before must be cut anew (see ``adopt``)."""
         self.era, self._done, self._kept = era, done, None
-        self._generation, self.history = era, 0
+        self._generation, self.history, self._gathered, self._due = era, 0, 0, -1
 
     def _count(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -317,7 +318,7 @@ class World:
             raise Astray(f"oars: {self.astray}")
         if (self.reading or threading.get_ident() != self._thread) and (where := self.out_of_reach()):
             self.refuse(kind, where)
-        if self._parted and not self._coming_together:
+        if self._due >= self._gathered and not self._coming_together:
             self._come_together(kind)
         if adopted and self.adopted != self.era:
             raise RankLost
@@ -361,7 +362,7 @@ class World:
         if not self.survives:
             raise Astray(f"oars: the ranks are out of step, rank {self.origin} in {kind} at {self.site()} {PARTED}")
         self._error = parted
-        if not self._parted:
+        if self._due < self._gathered:
             self._recover(None, kind)
         self._come_together(kind)
 
@@ -390,7 +391,7 @@ class World:
                            "one that can)")
             raise error
         self._error = error
-        if not self._parted:
+        if self._due < self._gathered:
             self._recover(None, "error")
         self._come_together("an error")
 
@@ -412,7 +413,8 @@ class World:
                     pass
         finally:
             self._coming_together = False
-        error, self._error, self._parted = self._error, None, False
+        error, self._error = self._error, None
+        self._gathered += 1
         if not any(r.error for r in reports):  # whoever met it has died since: all is cut anew
             raise RankLost
         self.dissents += 1
@@ -465,12 +467,11 @@ class World:
                 # First of all, and by Agree: Open MPI 5.0.10 and 5.0.11 crash in another collective on a communicator
                 # whose making a second death has met (49 of 50 good with this, 10 of 20 without; 5.0.9 all).
                 comm.Agree(1)
-                mine = np.array([self.origin, self._done, self._error is not None])
-                reports = self._gather_lines(comm, mine).tolist()
-                furthest = max(done for _, done, _ in reports)
-                kept = None
-                if any(done < furthest for _, done, _ in reports):
-                    giver = next(r for r, (_, done, _) in enumerate(reports) if done == furthest)
+                due = self._due if self._error is None else self._gathered
+                mine = np.array([self.origin, self._done, self._gathered, due])
+                members, done, gathered, due_of = self._gather_lines(comm, mine).T.tolist()
+                furthest, kept, giver = max(done), None, done.index(max(done))
+                if min(done) < furthest:
                     kept = comm.bcast(self._kept if comm.rank == giver else None, giver)
                 whole = True
             except mpi.Exception:  # somebody died meanwhile
@@ -481,19 +482,19 @@ class World:
                     break
             except mpi.Exception:
                 pass
-        gone = sorted(set(self.members) - {origin for origin, _, _ in reports})
-        self._parted = self._parted or any(met for _, _, met in reports)
-        self.comm, self.members, self.derived = comm, [origin for origin, _, _ in reports], []
+        gone = sorted(set(self.members) - set(members))
+        self._due = max(due_of)
+        self.comm, self.members, self.derived = comm, members, []
         self._generation += 1
         self._count()
-        if gone or not self._parted:
+        if gone or self._due < max(gathered):  # (who is behind may still be at an error that is judged elsewhere)
             self.era += 1
             for rank in gone:
                 self.board.gone(rank)
             for tell in self.on_loss:
                 tell(gone, self.phase() or kind)
         if self._done == furthest:
-            if self._parted and not self._coming_together:
+            if self._due >= self._gathered and not self._coming_together:
                 self._come_together(kind)
             raise RankLost
         return self._in_hand if isinstance(kept, str) and kept == _IN_HAND else kept
