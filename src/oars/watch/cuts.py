@@ -78,9 +78,9 @@ def closing(folder: Path) -> str:
     return f"{line}; the small network is {folder / runfolder.small(0)}"
 
 
-def multiply_adds(folder: Path) -> float | None:
+def multiply_adds(folder: Path, rows: float = 0.0) -> float | None:
     """What a run's training took: three times the forward's (the backward takes two); None if nothing has changed in
-    it."""
+    it. ``rows`` are those of a step in a run that was stopped and has not counted them."""
     changes = [e for e in lines_of(folder / runfolder.EVENTS) if e["event"] in ("cut", "widened")]
     steps = lines_of(folder / runfolder.METRICS)
     if not changes or not steps:
@@ -89,7 +89,7 @@ def multiply_adds(folder: Path) -> float | None:
     for change in changes:
         total += (change["step"] - at) * change["operations_before"]
         at = change["step"]
-    return 3 * _rows_a_step(folder, len(steps)) * (total + (len(steps) - at) * changes[-1]["operations"])
+    return 3 * (rows or rows_a_step(folder)) * (total + (len(steps) - at) * changes[-1]["operations"])
 
 
 def whole_multiply_adds(folder: Path) -> float:
@@ -97,10 +97,12 @@ def whole_multiply_adds(folder: Path) -> float:
     changes = [e for e in lines_of(folder / runfolder.EVENTS) if e["event"] in ("cut", "widened")]
     steps = len(lines_of(folder / runfolder.METRICS))
     largest = max((max(e["operations_before"], e["operations"]) for e in changes), default=0)
-    return 3.0 * _rows_a_step(folder, steps) * steps * largest
+    return 3.0 * rows_a_step(folder) * steps * largest
 
 
-def _rows_a_step(folder: Path, steps: int) -> float:
+def rows_a_step(folder: Path) -> float:
+    """The samples of a usual step of a run that has ended."""
+    steps = len(lines_of(folder / runfolder.METRICS))
     try:
         return float(json.loads((folder / runfolder.SUMMARY).read_text())["samples"]) / max(1, steps)
     except (OSError, ValueError, KeyError):

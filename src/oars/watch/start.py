@@ -1,7 +1,8 @@
 """Starts runs as a person would, with the command ``oars run``, and knows them again by their folders.
 
 A run of a sweep or a scaling series has a fixed name. If its folder tells that it has ended, well or badly, it is not
-run again, so a series that was interrupted goes on with the same command; a run that was killed gets another try.
+run again, so a series that was interrupted goes on with the same command; a run that was killed gets another try. A run
+that is needed only up to some step is stopped there with a snapshot, and resumed if more of it is needed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from oars import runfolder
 from oars.watch.runs import TOP, Run, WatchError, locked
 
 ENDED = ("done", "failed", "ended")
+STOPPED = f"stopped ({128 + signal.SIGTERM})"
 
 
 @dataclass
@@ -36,11 +38,12 @@ class Trial:
     words: list[str]
     settings: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)  # of oars run
+    until: int | None = None  # how many steps of it are needed; None: all
     run: Run | None = None
     busy_cores: float | None = None
 
     def look(self) -> bool:
-        """Find the newest try; whether it has ended."""
+        """Find the newest try; whether it has ended, or made the steps that are needed."""
         going = locked()
         for folder in tries(self.name):
             if not folder.exists():
@@ -51,7 +54,17 @@ class Trial:
         state = self.run.state(going)
         if state == "running":
             raise WatchError(f"{self.run.folder} is still running: wait for it, or end it")
-        return state.startswith(ENDED)
+        return state.startswith(ENDED) or (state == STOPPED and self.until is not None and self.done >= self.until)
+
+    @property
+    def done(self) -> int:
+        """How many steps were made, as far as is known."""
+        return int(self.run.last.get("step", 0)) if self.run is not None else 0
+
+    def can_go_on(self) -> bool:
+        """Whether it was stopped, with a snapshot."""
+        return (self.run is not None and self.run.state(set()) == STOPPED
+                and (self.run.folder / runfolder.SNAPSHOTS).is_dir())
 
 
 @dataclass
@@ -59,9 +72,20 @@ class Going:
     """A trial under way."""
 
     trial: Trial
+    folder: Path
     process: subprocess.Popen
     stderr: IO[bytes]
     began: float
+    stopping: bool = False
+
+    def stop_when_done(self) -> None:
+        """Stop it with a snapshot once it has made the steps that are needed."""
+        if self.trial.until is None or self.stopping:
+            return
+        self.trial.run = Run(self.folder)
+        if self.trial.done >= self.trial.until:
+            self.stopping = True
+            self.process.send_signal(signal.SIGTERM)
 
 
 def tries(name: str) -> Iterator[Path]:
@@ -130,7 +154,13 @@ def run_all(trials: Iterator[Trial], parallel: int, cores_each: Callable[[Trial]
 
 
 def _start(trial: Trial, cores: list[int], slot: int) -> Going:
-    name = next(folder for folder in tries(trial.name) if not folder.exists()).name
+    if trial.can_go_on() and trial.run is not None:
+        folder = trial.run.folder
+        command = ["resume", "--quiet", "--snapshot", "24h", str(folder)]
+    else:
+        folder = next(folder for folder in tries(trial.name) if not folder.exists())
+        command = ["run", "--quiet", "--snapshot", "24h" if trial.until else "off", "-n", str(trial.ranks), "--name",
+                   folder.name, *trial.options, *trial.words]
     chosen = gpus()[slot * trial.ranks:(slot + 1) * trial.ranks]
     env = {**os.environ, "OARS_DIGEST": "1", **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {})}
     libc = ctypes.CDLL(None)
@@ -144,10 +174,9 @@ def _start(trial: Trial, cores: list[int], slot: int) -> Going:
     # In a session of its own, so that Ctrl-C reaches only us, and we end it in good order.
     stderr = tempfile.TemporaryFile()
     process = subprocess.Popen(
-        [sys.executable, "-m", "oars", "run", "--quiet", "--snapshot", "off", "-n", str(trial.ranks), "--name", name,
-         *trial.options, *trial.words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+        [sys.executable, "-m", "oars", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
         env=env, start_new_session=True, preexec_fn=prepare)
-    return Going(trial, process, stderr, time.perf_counter())
+    return Going(trial, folder, process, stderr, time.perf_counter())
 
 
 def _wait(going: dict[int, Going]) -> tuple[int, float]:
@@ -161,6 +190,7 @@ def _wait(going: dict[int, Going]) -> tuple[int, float]:
                     each.stderr.seek(0)
                     raise WatchError(each.stderr.read().decode(errors="replace").strip().removeprefix("oars: "))
                 return slot, usage.ru_utime + usage.ru_stime
+            each.stop_when_done()
         time.sleep(0.05)
 
 
