@@ -56,9 +56,10 @@ def two(tmp_path_factory):
 
 def same(one: Run, many: Run) -> None:
     assert not unlike(many.lines, one.lines)
-    cuts = [(event["cut"], event["step"], event["widths"]) for event in one.events("cut")]
-    assert [(event["cut"], event["step"], event["widths"]) for event in many.events("cut")] == cuts
-    second = cuts[1][1]
+    cuts, theirs = ({event["cut"]: (event["step"], event["widths"]) for event in run.events("cut")}
+                    for run in (one, many))  # who becomes the voice tells of the cuts once more
+    assert theirs == cuts
+    second = cuts[2][0]
     assert losses(many.folder)[:second] == pytest.approx(losses(one.folder)[:second], rel=1e-5)
     assert len(set(many.digests().values())) == 1
 
@@ -142,6 +143,19 @@ def test_a_killed_run_goes_on_before_between_and_after_cuts(two, tmp_path):
         if ranks == 2:
             assert losses(run) == losses(two.folder)
         assert done.stdout.splitlines()[-1] == "657 657"
+
+
+def test_a_rank_joins_between_cuts_and_another_dies_behind_them(one, tmp_path):
+    shutil.copy(MLP, tmp_path)
+    run = Run(tmp_path, "-n", "2", "--prune", "1/3", "mlp.py", SLOW="0.3", OARS_DIGEST="1")
+    wait_for(lambda: len(run.events("cut")) >= 2, "two cuts", 60)
+    grown = said(tmp_path, "grow", "it", "-n", "+1")
+    assert grown.startswith("it runs on 3 ranks from step ")
+    assert len(run.events("cut")) < 8, "it joined too late to see a cut"
+    wait_for(lambda: len(run.events("cut")) == 8, "all cuts", 60)
+    run.kill(0)
+    assert run.code == 0, run
+    same(one, run)
 
 
 @pytest.mark.parametrize("seed", [2, 13])

@@ -162,9 +162,9 @@ class Pruner:
     def _widen(self) -> dict[str, Any]:
         found: dict[int, list[Growth]] = {}
         why: dict[str, str] = {}
-        for number, model in enumerate(self._trained()):
+        for model in self._trained():
             assert model.example is not None
-            found[number], reasons = grow.widened(model.module, [model.example, *self._inner(model)], self.widen)
+            found[self.models.index(model)], reasons = grow.widened(model.module, [model.example, *self._inner(model)], self.widen)
             why.update(reasons)
         if not any(found.values()):
             if not self.models:
@@ -299,14 +299,15 @@ class Pruner:
         before = sum(p.numel() for model in trained for p in model.module.parameters())
         for number, changes in growths.items():
             for change in changes:
-                module = trained[number].module
+                model = self.models[number]
+                module = model.module
                 twins = list(_twins(module, dict(cut.tensors_of(module))))
                 join(module, change, _optimizers())
                 for twin in twins:
                     join(twin, change, [])
                 for path, values in change.attributes.items():
-                    trained[number].attributes.setdefault(path, {}).update(values)
-                trained[number].grown |= set(change.parts)
+                    model.attributes.setdefault(path, {}).update(values)
+                model.grown |= set(change.parts)
         self._changed()
         with tried():
             operations_now = self._operations()
@@ -336,10 +337,10 @@ class Pruner:
             {"kept": cut.kept_in(model.module), "attributes": model.attributes, "grown": {
                 name: list((cut.kept_in(model.module).get(name) or (t.shape,))[0])
                 for name, t in cut.tensors_of(model.module) if name in model.grown}} for model in self.models],
-            "widened": self.widened}
+            "widened": self.widened, "examined": self.examined, "main": self.main, "asked": self.asked}
 
     def arrive(self, held: dict[str, Any] | None) -> None:
-        """A resumed script stands where the snapshot was taken: cut its models as they were."""
+        """A resumed script, or a rank that joins, stands where the snapshot was taken: cut its models as they were."""
         if held is None:
             return
         for model, of in zip(self.models, held["models"], strict=False):
@@ -355,7 +356,8 @@ class Pruner:
             if tensors:
                 with torch._C.DisableTorchFunction():  # what was played left no values
                     self.apply(model, Cut(tensors, attributes))
-        self.widened = held["widened"]
+        self.widened, self.examined = held["widened"], held["examined"]
+        self.main, self.asked = held["main"], held["asked"]
         loss = held["schedule"]["loss"]
         self.schedule.restore(held["schedule"], None if loss is None else torch.tensor(loss, dtype=torch.float64),
                               self.latest)
