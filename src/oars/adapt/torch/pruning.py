@@ -164,7 +164,8 @@ class Pruner:
         why: dict[str, str] = {}
         for model in self._trained():
             assert model.example is not None
-            found[self.models.index(model)], reasons = grow.widened(model.module, [model.example, *self._inner(model)], self.widen)
+            examples = [model.example, *self._inner(model)]
+            found[self.models.index(model)], reasons = grow.widened(model.module, examples, self.widen)
             why.update(reasons)
         if not any(found.values()):
             if not self.models:
