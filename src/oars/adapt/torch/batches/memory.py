@@ -371,7 +371,7 @@ def _same(a: Any, b: Any) -> bool:
 def _is_scripts(kind: type) -> bool:
     """Whether a class is of no library."""
     file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
-    return (file is not None or kind.__module__ == "__main__") and not (file or "").startswith(_INSTALLED)
+    return kind.__module__ == "__main__" if file is None else _in_script(file)
 
 
 @functools.cache
