@@ -339,7 +339,7 @@ def test_after_the_snapshots_place_a_stand_in_has_its_values_or_refuses(playing,
     for wrong in (lost, stale):
         with pytest.raises(Diverged, match="uses a tensor made before the snapshot that the snapshot does not have"):
             wrong + 1
-    with pytest.raises(Diverged, match="a gradient is wanted of what was computed before the snapshot"):
+    with pytest.raises(Diverged, match="the script needs a gradient of a tensor from before the snapshot"):
         (kept_one * 2).sum().backward()
     assert not placeholder.fill(lost, torch.zeros(3))
     assert placeholder.fill(stale, torch.ones(2)) and (stale + 1).tolist() == [2, 2]

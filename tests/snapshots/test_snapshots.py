@@ -96,7 +96,7 @@ def test_a_killed_run_goes_on_to_the_bit_and_only_one_may_resume_it(killed, tmp_
     events = [json.loads(line) for line in (folder / "oars-runs/r/events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "resumed"] == [24]
     finished = oars(folder, "resume", "r")
-    assert finished.returncode == 2 and "holds no snapshot: it has finished" in finished.stderr
+    assert finished.returncode == 2 and "holds no snapshot: the run has finished" in finished.stderr
 
 
 def test_it_goes_on_with_other_ranks_and_from_the_snapshot_before_one_that_is_cut_short(killed, tmp_path):

@@ -45,4 +45,4 @@ def test_keras_on_its_own_learns_as_one_process_does(tmp_path, begun, backend, r
     if backend == "torch":
         assert run.learnt() == dict.fromkeys(range(240), 4)  # in the two trainings by fit
     else:
-        assert "as under --sync allreduce" in run.err  # the loop by hand
+        assert "as with --sync allreduce" in run.err  # the loop by hand
