@@ -17,6 +17,7 @@ RUN = """\
 examples:
   oars run -n 4 train.py --epochs 3        # arguments after the script belong to the script
   oars run -n 4 -m package.module --lr 0.1
+  oars run -n 4 analysis.ipynb             # a notebook; the executed copy is in the run folder
   oars run --hosts a:4,b:4 train.py        # four ranks on each of two hosts
   oars run train.py                        # in a Slurm, PBS, LSF or Flux job: on all its nodes
 """
