@@ -331,9 +331,12 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         when_imported("torch", watch_torch)
 
-    def torch_imported(_: ModuleType) -> None:
+    def torch_imported(torch: ModuleType) -> None:
         import oars.adapt.torch
+        from oars.adapt.torch import private_names
 
+        if line := private_names.outside(torch):
+            record.notice(line)
         oars.adapt.torch.install(world, plan, record)
 
     def keras_imported(keras: ModuleType) -> None:
