@@ -7,6 +7,7 @@ import functools
 import sys
 from typing import Any
 
+from oars import __version__
 from oars.arguments import Parser, count_of
 from oars.cluster import command as cluster
 from oars.commands import options as run_options
@@ -16,6 +17,7 @@ RUN = """\
 examples:
   oars run -n 4 train.py --epochs 3        # arguments after the script belong to the script
   oars run -n 4 -m package.module --lr 0.1
+  oars run -n 4 analysis.ipynb             # a notebook; the executed copy is in the run folder
   oars run --hosts a:4,b:4 train.py        # four ranks on each of two hosts
   oars run train.py                        # in a Slurm, PBS, LSF or Flux job: on all its nodes
 """
@@ -42,6 +44,16 @@ examples:
   oars doctor
   oars doctor --job                        # in a job: can its nodes work together?
   oars doctor --net machine.toml           # measure messages and compute speed, for oars predict
+"""
+COMPLETION = """\
+examples:
+  oars completion bash > ~/.local/share/bash-completion/completions/oars
+  oars completion zsh > ~/.zsh/_oars       # a folder of $fpath
+  oars completion fish > ~/.config/fish/completions/oars.fish
+"""
+MAN = """\
+example:
+  oars man > ~/.local/share/man/man1/oars.1
 """
 
 
@@ -84,6 +96,11 @@ def main(argv: list[str] | None = None) -> int:
             from oars.commands.grow import grow
 
             return grow(args.run, args.ranks)
+        if args.verb in ("completion", "man"):
+            from oars.commands import shells
+
+            print(shells.man(parsers()) if args.verb == "man" else shells.completion(args.shell, parsers()), end="")
+            return 0
         if args.verb in cluster.VERBS:
             return cluster.main(args)
         if script is None:
@@ -145,11 +162,26 @@ def where(args: argparse.Namespace) -> Any:
     return Where(args.hosts, args.hostfile, args.per_node)
 
 
+def parsers() -> dict[str, Parser]:
+    """Every verb and how it reads its arguments; the empty name: what all have in common."""
+    from oars.data.command import parser as data
+    from oars.watch.verbs import parser as watching
+
+    found = {"": parser(), **_verbs(parser())}
+    found.update({name: watching(name) for name in WATCHING})
+    at = list(found).index("data") + 1
+    inner = {f"data {name}": each for name, each in _verbs(data()).items()}
+    return dict([*list(found.items())[:at], *inner.items(), *list(found.items())[at:]])
+
+
+def _verbs(top: Parser) -> dict[str, Parser]:
+    return top._subparsers._group_actions[0].choices  # type: ignore[union-attr, return-value]
+
+
 @functools.cache
 def _with_values() -> set[str]:
     """The options that a value follows."""
-    verbs: Any = parser()._subparsers._group_actions[0]  # type: ignore[union-attr]
-    every = [action for verb in verbs.choices.values() for action in verb._actions]
+    every = [action for verb in _verbs(parser()).values() for action in verb._actions]
     return {option for action in every if action.nargs != 0 for option in action.option_strings}
 
 
@@ -169,7 +201,7 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def split_script(argv: list[str]) -> tuple[list[str], tuple[str, list[str], bool] | None]:
     """Our own arguments, and (script, its arguments, whether it is a module): all after the script is the script's."""
-    if argv[:1] and argv[0] in ("resume", "grow", "log", "wait", "cancel", "pipeline"):  # they know their script
+    if argv[:1] and argv[0] in ("resume", "grow", "log", "wait", "cancel", "pipeline", "completion"):  # they need none
         return argv, None
     at = 1
     while at < len(argv):
@@ -193,6 +225,7 @@ def parser() -> Parser:
     """All verbs."""
     top = Parser(prog="oars", description="A training script written for one process runs, unchanged, on any number "
                  "of ranks.", epilog="oars VERB --help explains each verb.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"oars {__version__}", help="show the version")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
 
     def verb(name: str, text: str, usage: str, example: str) -> Parser:
@@ -239,6 +272,10 @@ def parser() -> Parser:
     doctor.add_argument("--net", nargs="?", const="machine.toml", metavar="FILE", help="measure how ranks slow each "
                         "other down on a node, and messages between the nodes of a job; write the result to FILE for "
                         "oars predict (default: machine.toml)")
+    shells = verb("completion", "print the completion script of a shell", "oars completion (bash | zsh | fish)",
+                  COMPLETION)
+    shells.add_argument("shell", choices=("bash", "zsh", "fish"))
+    verb("man", "print the manual page", "oars man", MAN)
     return top
 
 

@@ -54,6 +54,7 @@ class Plan:
     module: bool = False
     cwd: str = ""
     seed: int = 0
+    cell_timeout: float = 0.0  # seconds, for each cell of a notebook; 0: no limit
     tf1: bool = False
     # where
     ranks: int = 1

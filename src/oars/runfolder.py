@@ -34,6 +34,11 @@ def small(number: int) -> str:
     return f"small-{number}.pt" if number else "small.pt"
 
 
+def executed(notebook: str) -> str:
+    """A notebook with what its cells have shown: under its own name."""
+    return os.path.basename(notebook)
+
+
 def log(rank: object) -> str:
     """A rank's output; its stderr too, where both are one stream."""
     return f"rank-{rank}.log"

@@ -88,9 +88,14 @@ def test_flags_between_two_dashes_are_the_schedulers_and_dashes_after_the_script
 def test_times():
     assert [parse_time(text) for text in ("90m", "1h30m", "2d", "12:00:00", "1-12:00:00", "45s")] == [
         5400, 5400, 172800, 43200, 129600, 45]
-    for text in ("90", "soon", "1:30", "0m", "1h-30m", "12:60:00"):
+    for text in ("soon", "0", "0m", "1h-30m", "12:60:00", "1:60", "-5", "1-", "1.5"):
         with pytest.raises(UsageError, match="is not a length of time"):
             parse_time(text)
+
+
+def test_a_time_without_a_unit_is_what_it_is_for_sbatch():
+    assert [parse_time(text) for text in ("30", "90", "1:30", "2-6", "2-06:30")] == [
+        1800, 5400, 90, 194400, 196200]
 
 
 PIPES = {
@@ -100,7 +105,8 @@ PIPES = {
                 "p.toml, stage a needs pack, and there is no such stage"),
     "no command": ("[stage.a]\ntime = '1h'\n", "p.toml, stage a: no command"),
     "time": ("[stage.a]\ncommand = 'true'\ntime = 'soon'\n",
-             "p.toml, stage a: --time soon is not a length of time: use 90m, 1h30m, 2d, or 12:00:00"),
+             "p.toml, stage a: --time soon is not a length of time: use 30 (minutes), "
+             "90m, 1h30m, 2d, or 12:00:00"),
     "kind": ("[stage.a]\ncommand = 'true'\nnodes = '2'\n", "p.toml, stage a: nodes = '2' is no number"),
     "few": ("[stage.a]\ncommand = 'true'\nnodes = 0\n", "p.toml, stage a: nodes = 0 is too few"),
     "quote": ("[stage.a]\ncommand = \"oars run 'x\"\n", "p.toml, stage a: No closing quotation"),

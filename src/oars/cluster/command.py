@@ -51,8 +51,8 @@ def add_verbs(verb: Callable[[str, str, str, str], Parser], add_run_options: Cal
                         help="how many nodes (default: 1)")
     submit.add_argument("--gpus-per-node", dest="gpus", type=count_of("GPUs"), metavar="G",
                         help="GPUs on each node, a rank for each")
-    submit.add_argument("--time", help="the job's time limit: 90m, 12h, 1-12:00:00. Before it is over a run takes a "
-                        "snapshot and is queued again, until the script ends")
+    submit.add_argument("--time", help="the job's time limit: 90m, 12h, 1-12:00:00; 30 is minutes, as in sbatch. "
+                        "Before it is over a run takes a snapshot and is queued again, until the script ends")
     submit.add_argument("--max-restarts", type=number, default=10, metavar="K",
                         help="how often a run may be queued again (default: 10)")
     submit.add_argument("--partition", "--queue", dest="queue", help="the queue or partition")

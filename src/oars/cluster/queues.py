@@ -53,13 +53,16 @@ class State(NamedTuple):
 
 
 def parse_time(text: str) -> int:
-    """Seconds of ``90m``, ``1h30m``, ``2d``, ``12:00:00`` or ``1-12:00:00``."""
+    """Seconds of ``90m``, ``1h30m``, ``2d``, or of a time as ``sbatch --time`` reads it: ``30`` (minutes), ``30:00``,
+    ``12:00:00``, ``1-12``, ``1-12:00``, ``1-12:00:00``."""
     units = re.fullmatch(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
+    clock = (re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
+             or re.fullmatch(r"(\d+)-(\d+)(?::([0-5]\d))?()", text)
+             or re.fullmatch(r"()()(\d+)(?::([0-5]\d))?", text))
     found = (clock or units).groups() if clock or units else ()  # type: ignore[union-attr]
     seconds = sum(int(n or 0) * unit for n, unit in zip(found, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise UsageError(f"--time {text} is not a length of time: use 90m, 1h30m, 2d, or 12:00:00")
+        raise UsageError(f"--time {text} is not a length of time: use 30 (minutes), 90m, 1h30m, 2d, or 12:00:00")
     return seconds
 
 

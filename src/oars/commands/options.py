@@ -55,6 +55,8 @@ def add_options(verb: Parser) -> list[argparse.Action]:
             "samples whose last loss is below the mean; those of them that stay count twice (docs/evolve.md)"),
         add("--of-run", type=count_of("steps"), metavar="STEPS", help="with --samples thin: the steps of the "
             "whole run; its last eighth is whole"),
+        add("--cell-timeout", type=seconds, default=0.0, metavar="SECONDS", help="of a notebook: stop the run if a "
+            "cell takes longer (default: 0, no limit)"),
         add("--share-gpus", action="store_true", help="allow more ranks than GPUs"),
         add("--tf1", action="store_true", help="the script was written for TensorFlow 1"),
         add("--report-bindings", action="store_true", help="print at the start the host, cores and GPU of each rank"),
@@ -122,6 +124,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "batch": args.batch,
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",
+        "cell_timeout": args.cell_timeout,
         "share_gpus": args.share_gpus,
         "bind": args.report_bindings,
         "launcher": args.launcher,

@@ -20,6 +20,7 @@ from oars.cluster.host_list import Host
 from oars.cluster.place import Place, only_here, spread
 from oars.evolve import schedule
 from oars.plan import Period, Plan, Pruning, available_cores, visible_gpus
+from oars.rank.notebook_file import check_notebook, is_notebook
 from oars.runfolder import UsageError
 from oars.supervisor import launch
 
@@ -31,6 +32,8 @@ def make_plan(script: str, args: list[str], module: bool, ranks: int | None, pla
         check_module(script)
     else:
         check_script(script)
+    if options.get("cell_timeout") and not is_notebook(script, module):
+        raise UsageError("--cell-timeout is for notebooks (.ipynb)")
     gpus = visible_gpus()
     cores = len(available_cores())
     ranks, hosts = place_ranks(place, ranks, per_node, len(gpus), cores)
@@ -195,6 +198,8 @@ def check_script(script: str) -> None:
         raise UsageError(f"no such script: {script}") from None
     except OSError as error:
         raise UsageError(f"cannot read {script}: {error.strerror}") from None
+    if is_notebook(script, module=False):
+        check_notebook(script)
 
 
 def check_module(name: str) -> None:

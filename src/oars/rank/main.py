@@ -33,6 +33,7 @@ from oars.hosts import links
 from oars.hosts.hub import HUB
 from oars.plan import Plan, available_cores, error_file, visible_gpus
 from oars.rank.ends import Ends, true_exit
+from oars.rank.notebook_file import is_notebook
 from oars.rank.record import Record
 from oars.rank.script import run_script
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
@@ -81,7 +82,12 @@ def main() -> None:
     ends.watch()
     faulthandler.enable(open(folder / runfolder.fatal(rank), "wb", buffering=0))  # (the script may choose another file)
     copy = os.path.join(plan.stage["place"], "code") if plan.stage is not None else ""
-    code = run_script(plan.script, plan.args, plan.module, ends.failed, copy)
+    cells = None
+    if is_notebook(plan.script, plan.module):
+        from oars.rank.notebook import Notebook
+
+        cells = Notebook(folder, plan, record, ends.refused).run
+    code = run_script(plan.script, plan.args, plan.module, ends.failed, copy, cells)
     if tape.playing:
         ends.diverged("it ended before")
     ends.script_ended(code or ends.met_the_others())
@@ -316,17 +322,21 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
 
         seams.install_random(world or Alone(), plan)
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
-    if many:
+    if many and not is_notebook(plan.script, plan.module):  # its figures are no windows: every rank keeps them
         seams.install_figures(world)
+    if many:
         seams.install_trackers(world)
     if snapshots and not many:
         from oars.adapt.replay.seams import watch_torch
 
         when_imported("torch", watch_torch)
 
-    def torch_imported(_: ModuleType) -> None:
+    def torch_imported(torch: ModuleType) -> None:
         import oars.adapt.torch
+        from oars.adapt.torch import private_names
 
+        if line := private_names.outside(torch):
+            record.notice(line)
         oars.adapt.torch.install(world, plan, record)
 
     def keras_imported(keras: ModuleType) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +21,20 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # 
 
 
 def run_script(script: str, args: list[str], module: bool, failed: Callable[[BaseException], None],
-               copy: str = "") -> int:
+               copy: str = "", cells: Callable[[types.ModuleType], None] | None = None) -> int:
     """Run to the end and return the exit code; an exception that ends it is given to ``failed`` to be printed.
 
-    ``copy`` is of the script's folder, and modules are looked for there first.
+    ``copy`` is of the script's folder, and modules are looked for there first. ``cells`` runs a notebook's code.
     """
     try:
-        code, main = (_load_module if module else _load_file)(script, args, copy)
-        sys.modules["__main__"] = main
-        exec(code, main.__dict__)
+        if cells is not None:
+            main = _module_of_cells(script, args, copy)
+            sys.modules["__main__"] = main
+            cells(main)
+        else:
+            code, main = (_load_module if module else _load_file)(script, args, copy)
+            sys.modules["__main__"] = main
+            exec(code, main.__dict__)
     except SystemExit as end:
         return exit_code(end.code)
     except BaseException as error:
@@ -53,6 +60,13 @@ def _load_file(script: str, args: list[str], copy: str) -> tuple[types.CodeType,
     main = _new_main(path, importlib.machinery.SourceFileLoader("__main__", path))
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True), main
+
+
+def _module_of_cells(notebook: str, args: list[str], copy: str) -> types.ModuleType:
+    """A notebook's code comes cell by cell. It has a ``__file__`` as a script has: its variables belong to it."""
+    sys.argv = [notebook, *args]
+    _first_on_path(os.path.dirname(os.path.realpath(notebook)), copy)
+    return _new_main(os.path.abspath(notebook), None)
 
 
 def _load_module(name: str, args: list[str], copy: str) -> tuple[types.CodeType, types.ModuleType]:
@@ -96,7 +110,20 @@ def print_error(error: BaseException) -> None:
             chain += [link.__cause__, link.__context__]
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.last_exc = error  # type: ignore[attr-defined]
-    sys.excepthook(type(error), error, error.__traceback__)
+    hook = sys.excepthook
+    if hook is sys.__excepthook__ and _in_memory(error.__traceback__):
+        hook = traceback.print_exception
+    hook(type(error), error, error.__traceback__)
+
+
+def _in_memory(trace: types.TracebackType | None) -> bool:
+    """Whether the code of a frame is in no file (a notebook's cell): Python's own hook would not show its lines."""
+    while trace is not None:
+        known = linecache.cache.get(trace.tb_frame.f_code.co_filename, ())
+        if len(known) == 4 and known[1] is None:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _without_ours(error: BaseException) -> types.TracebackType | None:

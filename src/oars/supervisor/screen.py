@@ -16,6 +16,7 @@ from typing import Any
 
 from oars import runfolder
 from oars.plan import Plan
+from oars.rank.notebook_file import is_notebook
 from oars.watch import cuts
 
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
@@ -213,6 +214,9 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
                 share = f"{gather['seconds']:.1f} s"
             lines.append(f"gathered at {where} ({operation}): {share}, {gather['times']:,} times, "
                          f"{_size(gather['bytes'])}")
+    copy = folder / runfolder.executed(plan.script)
+    if is_notebook(plan.script, plan.module) and copy.exists():
+        lines.append(f"the executed notebook: {copy}")
     if plan.prune is not None and not code:
         lines.append(cuts.closing(folder))
     return lines
