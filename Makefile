@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-evolve higgs chaos clean
+.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve higgs chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-recovery  kill ranks, ours and torchrun's, and take the time until training goes on"
 	@echo "make bench-predict  predict 4, 8 and 16 ranks from one and two, and measure them"
 	@echo "make bench-startup  what starting 2, 8 and 64 ranks costs, phase by phase (64 take 15 GB)"
+	@echo "make bench-scripts  scripts that read like public ones, by python and on 2 ranks (40 minutes; ARGS=\"--only vae gan\" for less)"
 	@echo "make bench-evolve  networks that are cut, and samples left out, beside tuned controls (hours; ARGS=\"--tables A --seeds 0\" for less)"
 	@echo "make higgs  the HIGGS network as it is and cut to a third, on generated data, with a picture"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
@@ -81,6 +82,9 @@ bench-predict: .venv/run
 
 bench-startup: .venv/run
 	@$(BIN)/python bench/startup.py $(ARGS)
+
+bench-scripts: .venv/dev
+	@$(BIN)/python bench/scripts.py $(ARGS)
 
 bench-evolve: .venv/dev
 	@$(BIN)/python bench/evolve.py $(ARGS)

@@ -8,6 +8,7 @@ each other share a process, since most of the time goes into starting ranks. To 
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ GROUPS = [
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
     ["models_varying", "hooks", "whole_batch", "modes"],
+    ["noise"],
     ["ecosystem"],
     ["memory", "objects"],
     ["errors", "threads"],
@@ -79,6 +81,14 @@ def test_ranks_do_what_one_process_does(group, n, one_process, tmp_path):
         told.append(f"weights are not equal, to the bit, on {n} ranks: {many.digests()}")
     if told or many.code:
         pytest.fail(f"{', '.join(group)} on {n} ranks\n" + "\n".join(told) + f"\n{many}", pytrace=False)
+
+
+def test_models_that_draw_noise_are_split(tmp_path):
+    run = Run(tmp_path, "--quiet", "-n", 2, HERE / "scripts" / "noise.py", "of_each_kind", "layouts",
+              "drawn_again_in_backward", OARS_LOG="debug")
+    assert run.code == 0, str(run)
+    ways = re.findall(r"of (Two|Images|Net) at \S+: from now on (\w+)", (run.folder / "rank-0.debug").read_text())
+    assert set(ways) == {("Two", "split"), ("Images", "split"), ("Net", "split")}
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.more)])

@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -63,12 +63,22 @@ class Woven(tuple[int, ...]):
         return hash((self.base, self.outer, self.inner))
 
 
+class Draw(NamedTuple):
+    """Random numbers that a model draws in each call: for ``rows`` of each sample along ``dim`` (-1: for nothing that
+    has rows)."""
+
+    name: str  # of the operation; "" is dropout
+    dim: int
+    rows: int
+    order: Sequence[int] = ()  # of its dimensions in memory, when it was traced
+
+
 class Split:
     """The split call being run: the model sees plain local tensors and does not know."""
 
-    def __init__(self, offsets: Offsets, draws: list[tuple[int, int]] | None, empty: bool) -> None:
+    def __init__(self, offsets: Offsets, draws: list[Draw] | None, empty: bool) -> None:
         self.offsets = offsets
-        self.draws = draws  # for each dropout of the call in turn: (batch dimension or -1, rows per sample)
+        self.draws = draws  # of the call, in turn
         self.drawn = 0
         self.empty = empty  # this rank has no rows and computes on a stand-in row whose result is dropped
 
@@ -301,11 +311,21 @@ def mine(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     return x.narrow(dim, *own(offsets))
 
 
-def empty_whole(shape: list[int], rows: torch.Tensor) -> torch.Tensor:
+def order_of(x: torch.Tensor) -> list[int]:
+    """The dimensions of what is made like this tensor, as they lie in memory: the outermost first."""
+    strides = torch.empty_like(x, device="meta").stride()
+    return sorted(range(x.dim()), key=lambda d: (-strides[d], -x.shape[d]))
+
+
+def one_row(offsets: Offsets) -> bool:
+    """Whether some rank has fewer than two rows: then it cannot know how the batch lies in memory."""
+    return any(b - a < 2 for a, b in zip(offsets, offsets[1:], strict=False))
+
+
+def empty_whole(shape: list[int], rows: torch.Tensor, order: Sequence[int] = ()) -> torch.Tensor:
     """A tensor of the batch's shape to draw numbers in: they are drawn in the order of memory, so its dimensions lie
-    there as those of own rows do."""
-    strides = torch.empty_like(rows, device="meta").stride()
-    order = sorted(range(rows.dim()), key=lambda d: (-strides[d], -rows.shape[d]))
+    there as those of own rows do, if not in this ``order``."""
+    order = order or order_of(rows)
     empty = torch.empty([shape[d] for d in order], dtype=rows.dtype, device=rows.device)
     return empty.permute([order.index(d) for d in range(rows.dim())])
 

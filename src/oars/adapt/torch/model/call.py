@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
 from oars.adapt.python import random
-from oars.adapt.torch.context import Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
+from oars.adapt.torch.context import Draw, Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import paths, sequences
 from oars.adapt.torch.model.compare import Rehearsal
 from oars.adapt.torch.model.switches import Switches
@@ -36,6 +36,7 @@ from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules,
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.looks import together
+from oars.adapt.torch.rows.noise import drawing
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.tensor import Otherwise, Rows, whole
 from oars.engine.dissent import Whole
@@ -67,7 +68,7 @@ class Verdict:
         self.switches: Switches | None = None  # what stands outside of modules, when it was traced
         self.paths: set[int | None] = set()  # the ways that were compared
         self.blind = False  # the ways of calls without gradients cannot be seen
-        self.draws: list[tuple[int, int]] = []
+        self.draws: list[Draw] = []
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
 
@@ -314,7 +315,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     verdict.blind = paths.blind(module)
     rehearsal = None if ctx.traces else Rehearsal(module, _changeable(module), [
         x.local if isinstance(x, Rows) else x for x in inputs])
-    trace = Trace(offsets[-1])
+    trace = Trace(offsets)
     trace.known.update(map(id, inputs))
     ctx.traces.append(trace)
     try:
@@ -325,14 +326,16 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     trace.see_streams()
     verdict.changes, verdict.new_leaves, verdict.sure = ctx.changes, trace.new_leaves, trace.sure
     results, _ = tree_flatten(out)
-    handed = {id(x) for x in (*inputs, *results)}
+    handed = {id(x) for x in (*inputs, *results)} | trace.held
     if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
         trace.events.append("kept rows")
     verdict.outputs = [_output(x, offsets, trace) for x in results]
-    verdict.draws = [(dim, _rows_per_sample(o, offsets, trace) if dim >= 0 else 0) for dim, o in trace.draws]
-    if verdict.draws and hasattr(module, "_orig_mod") and module.training:
-        ctx.record.notice(f"{type(module._orig_mod).__name__} has dropout and runs uncompiled, "
-                          "so that it drops what one process would")
+    verdict.draws = [Draw(name, dim, _rows_per_sample(o, offsets, trace) if dim >= 0 else 0, order)
+                     for name, dim, o, order in trace.draws]
+    noisy = any(draw.name for draw in verdict.draws)
+    if hasattr(module, "_orig_mod") and (noisy or (verdict.draws and module.training)):
+        ctx.record.notice(f"{type(module._orig_mod).__name__} has {'noise' if noisy else 'dropout'} and runs "
+                          f"uncompiled, so that it {'draws' if noisy else 'drops'} what one process would")
         trace.events.append("random")
     # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
     if _on_any_rank(trace.events):
@@ -382,9 +385,11 @@ def _on_any_rank(events: list) -> bool:
 def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, offsets: Offsets) -> list:
     """The leaves of what the module gives for plain own rows."""
     args, kwargs = tree_unflatten(local, spec)
-    ctx.split, ctx.plain = Split(offsets, verdict.draws, False), True
+    split = ctx.split = Split(offsets, verdict.draws, False)
+    ctx.plain = True
     try:
-        out, path = paths.follow(lambda: _eager(module, *args, **kwargs), local, verdict.blind)
+        with drawing(split):
+            out, path = paths.follow(lambda: _eager(module, *args, **kwargs), local, verdict.blind)
         verdict.paths.add(path)
         return tree_flatten(out)[0]
     finally:
@@ -425,7 +430,8 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     split = ctx.split = Split(offsets, verdict.draws, n == 0)
     ctx.plain = ctx.record.split = True
     try:
-        out, path = paths.follow(lambda: _call(module, *args, **kwargs), local, verdict.blind)
+        with drawing(split):
+            out, path = paths.follow(lambda: _call(module, *args, **kwargs), local, verdict.blind)
         results, out_spec = tree_flatten(out)
         if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws) or (
                 path is not None and path not in verdict.paths):

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import oars
+from oars.adapt.python import random
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.model.call import Trace
 from oars.adapt.torch.recovery import lineage
@@ -130,10 +131,10 @@ def _own(a: Any, lead: Rows) -> Any:
 def _try_out(cls: type[torch.autograd.Function], args: tuple, offsets: Offsets) -> tuple[int, ...] | None:
     """The batch dimension of each result if the function works row by row, else None."""
     needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    notes, trace = _Notes(needs), Trace(offsets[-1])
+    notes, trace = _Notes(needs), Trace(offsets)
     args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
     trace.known.update(map(id, args))
-    traces, ctx.traces = ctx.traces, [trace]
+    traces, ctx.traces, streams = ctx.traces, [trace], random.state()
     try:
         with torch.no_grad():
             if cls.setup_context is not torch.autograd.Function.setup_context:
@@ -150,7 +151,8 @@ def _try_out(cls: type[torch.autograd.Function], args: tuple, offsets: Offsets) 
         trace.events.append(repr(error))
     finally:
         ctx.traces = traces
-    return None if trace.events else tuple(o.dim_ for o in outs)
+        random.restore(streams)
+    return None if trace.events or trace.draws else tuple(o.dim_ for o in outs)
 
 
 def on_whole(transform: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Noise inside models.
+"""Dropout inside models.
 
 A dropout mask of the global batch is drawn from the stream that all ranks share, and each rank keeps its rows.
 
@@ -15,52 +15,57 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from torch.utils._pytree import tree_leaves
 
 from oars.adapt.python import random
-from oars.adapt.torch.context import Offsets, Split, ctx, empty_whole, mine, own, scaled
+from oars.adapt.torch.context import Offsets, Split, ctx, empty_whole, mine, one_row, own, scaled
 from oars.adapt.torch.rows import tensor as rows_
-from oars.adapt.torch.rows.tensor import Rows, Sized, Unsplit, gathered
+from oars.adapt.torch.rows.noise import drawing, expected, order_in_batch
+from oars.adapt.torch.rows.sized import Sized
+from oars.adapt.torch.rows.tensor import Rows, Unsplit, gathered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _plain = {name: getattr(F, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d")}
 
 
-def _mask(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Tensor:
+def _mask(name: str, shape: list[int], like: torch.Tensor, p: float, order: Sequence[int]) -> torch.Tensor:
     """What ``name`` would multiply a tensor of this global shape with."""
     for trace in ctx.traces:
         trace.see_streams()
-    mask = _drawn(name, shape, like, p)
+    mask = _drawn(name, shape, like, p, order)
     for trace in ctx.traces:
         trace.streams = random.fingerprint()  # a draw that split calls repeat
     return mask
 
 
-def _drawn(name: str, shape: list[int], like: torch.Tensor, p: float) -> torch.Tensor:
+def _drawn(name: str, shape: list[int], like: torch.Tensor, p: float, order: Sequence[int]) -> torch.Tensor:
     if name != "dropout":
         shape = shape[:2] + [1] * (len(shape) - 2)  # whole channels
         return torch.feature_dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p, True)
-    return torch.dropout(empty_whole(shape, like).fill_(1), p, True)
+    return torch.dropout(empty_whole(shape, like, order).fill_(1), p, True)
 
 
-def _note(dim: int, offsets: Offsets) -> None:
+def _note(dim: int, offsets: Offsets, order: Sequence[int] = ()) -> None:
     for trace in ctx.traces:
-        trace.draws.append((dim, offsets))
+        trace.draws.append(("", dim, offsets, order))
 
 
 def _on_rows(name: str, x: Rows, p: float, training: bool, inplace: bool) -> Rows:
     rows_.see(x)
     rows_.take_over_changes((x,))
     base = x.offsets
-    _note(x.dim_, base)
     if not training or p == 0:
+        _note(x.dim_, base)
         return x
     if name != "dropout" and x.dim_ != 0:
         raise Unsplit
     shape = list(x.local.shape)
     shape[x.dim_] = base[-1]
-    mask = mine(_mask(name, shape, x.local, p), base, x.dim_)
+    order = order_in_batch(x)
+    _note(x.dim_, base, order)
+    mask = mine(_mask(name, shape, x.local, p, order), base, x.dim_)
     if inplace:
         x.local.mul_(mask)
         return x
@@ -80,13 +85,11 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     split = ctx.split
     assert split is not None
     if split.draws is not None:
-        if split.drawn == len(split.draws):
-            raise rows_.Otherwise
-        dim, k = split.draws[split.drawn]
-        split.drawn += 1
+        _, dim, k, order = expected(split, "")
+        order = order if one_row(split.offsets) else ()
     else:  # inside one of PyTorch's own composite layers: samples are outermost
         n = max(own(split.offsets)[1], 1)
-        dim, k = 0, x.shape[0] // n
+        dim, k, order = 0, x.shape[0] // n, ()
         _note(0, scaled(split.offsets, k))
     if dim < 0:  # of something that has no rows
         return _plain[name](x, p, training, inplace)
@@ -95,7 +98,7 @@ def _in_split(name: str, x: torch.Tensor, p: float, training: bool, inplace: boo
     offsets = scaled(split.offsets, k)
     shape = list(x.shape)
     shape[dim] = offsets[-1]
-    mask = _mask(name, shape, x, p)
+    mask = _mask(name, shape, x, p, order)
     mask = mask.narrow(dim, 0, k) if split.empty else mine(mask, offsets, dim)
     return x.mul_(mask) if inplace else x * mask
 
@@ -155,7 +158,8 @@ class _Again:
         ctx.split = Split(self.split.offsets, self.split.draws, self.split.empty)
         ctx.split.drawn = self.drawn
         try:
-            return self.function(*args, **kwargs)
+            with drawing(ctx.split):
+                return self.function(*args, **kwargs)
         finally:
             ctx.split = None
 
@@ -166,6 +170,9 @@ _checkpoint = torch.utils.checkpoint.checkpoint
 @functools.wraps(_checkpoint)
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces torch.utils.checkpoint.checkpoint."""
+    rows = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Rows)]
     if any(isinstance(a, Rows) for a in args):
         kwargs["use_reentrant"] = False  # the other way is a custom function, which does not know rows
+    for trace in ctx.traces:
+        trace.held.update(map(id, rows))
     return _checkpoint(_Again(function), *args, **kwargs)

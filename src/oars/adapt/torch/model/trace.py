@@ -6,7 +6,7 @@ import enum
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from oars.adapt.python.looking import fields, is_a
 from oars.adapt.python.patching import replaced
 from oars.adapt.torch.batches.collate import generators, positions
 from oars.adapt.torch.context import Offsets, ctx
-from oars.adapt.torch.rows import tensor as rows_
 from oars.adapt.torch.rows.size import BatchSize
+from oars.adapt.torch.rows.sized import Sized
 from oars.adapt.torch.rows.tensor import Rows
 
 if TYPE_CHECKING:
@@ -33,16 +33,17 @@ _VALUES = (bool, str, int, float)
 class Trace:
     """What happened in a call that is being watched."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, offsets: Offsets) -> None:
         self.events: list[str] = []  # whatever was not row-by-row work
         self.made: list[Any] = []  # weak references to all rows made
         self.known: set[int] = set()  # the rows given and made, by their ids
-        self.rows = rows  # of the batch
+        self.held: set[int] = set()  # those that PyTorch keeps until the backward, for what it computes again
+        self.offsets, self.rows = offsets, offsets[-1]  # of the batch
         self.worked = False  # on own rows
         self.weights: dict[int, int] = {}  # sizes of the weights that modules inside used on own rows alone
         self.sure = True  # no operation looked at the values of its rows, so that it could fail on one rank alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
-        self.draws: list[tuple[int, Offsets]] = []  # dropouts, as ``Split.draws``
+        self.draws: list[tuple[str, int, Offsets, Sequence[int]]] = []  # that split calls repeat, as ``Split.draws``
         self.streams = random.fingerprint()
 
     def see_streams(self) -> None:
@@ -94,7 +95,7 @@ def watching(module: nn.Module, first: bool) -> Iterator[None]:
 @contextmanager
 def _outermost() -> Iterator[None]:
     logarithms = {name: _of_float(getattr(math, name)) for name in ("log", "log2", "log10")}  # they read the digits
-    with replaced(math, **logarithms), rows_.Sized(), redirect_stdout(_Output(sys.stdout)):  # type: ignore[type-var]
+    with replaced(math, **logarithms), Sized(), redirect_stdout(_Output(sys.stdout)):  # type: ignore[type-var]
         yield
 
 
@@ -138,7 +139,7 @@ def nests(module: nn.Module, args: tuple, kwargs: dict) -> bool:
     are padded at their ends. Not under a script's own function mode (a default device)."""
     return (isinstance(module, nn.TransformerEncoder) and not module.training and bool(module.use_nested_tensor)
             and (args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None
-            and torch._C._len_torch_function_stack() == rows_.Sized.on
+            and torch._C._len_torch_function_stack() == Sized.on
             and not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn._reduction import legacy_get_string
 
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import collectives
@@ -32,8 +33,9 @@ _SIGNATURES = {n: inspect.signature(getattr(F, n)) for n in (*ELEMENTWISE, *BY_R
 
 def _given(func: Callable[..., Any], args: tuple, kwargs: dict) -> dict:
     given = dict(_SIGNATURES[func.__name__].bind(*args, **kwargs).arguments)
-    if given.get("size_average") is not None or given.get("reduce") is not None:
-        raise Unsplit
+    average, reduce = given.pop("size_average", None), given.pop("reduce", None)
+    if average is not None or reduce is not None:  # the names that PyTorch had before 1.0
+        given["reduction"] = legacy_get_string(average, reduce, emit_warning=True)
     return given
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oars.adapt.torch.context import Offsets, ctx, empty_whole, mine
+from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.mirror import lend
 from oars.adapt.torch.rows.size import BatchSize
@@ -410,22 +410,3 @@ def iterate(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 
 _SAFE = (own_rows, type_, of_own, size, length, numel, stride, deepcopy)
 WITHOUT_ROWS.update(("register_hook", "backward"), (n for n, r in RULES.items() if r in _SAFE))
-
-
-# ---- random numbers -----------------------------------------------------------------------------------------------
-
-
-@rule("randn_like", "rand_like", "randint_like", "normal_", "uniform_", "random_", "exponential_", "bernoulli_",
-      "cauchy_", "log_normal_", "geometric_")
-def drawn(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Drawn for the whole batch from the stream that all ranks share, then cut: the numbers one process would get."""
-    x = args[0]
-    if not isinstance(x, Rows) or any(isinstance(a, torch.Tensor) for a in args[1:]):
-        raise Unsplit
-    ctx.note("random")
-    full = empty_whole([int(s) for s in Rows.shape.fget(x)], x.local)  # type: ignore[attr-defined]
-    out = mine(func(full, *args[1:], **kwargs), x.offsets, x.dim_)
-    if func.__name__.endswith("_"):
-        x.local.copy_(out)
-        return x
-    return Rows(out.clone(), x.offsets, x.dim_)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from oars.adapt.torch.context import ctx, own
-from oars.adapt.torch.rows.tensor import Rows, Sized, cut
+from oars.adapt.torch.rows.size import sized
+from oars.adapt.torch.rows.tensor import Rows, cut
 
 
 def by_place(x: Rows, entries: list) -> Rows | None:
@@ -45,7 +46,7 @@ def by_place(x: Rows, entries: list) -> Rows | None:
             local.append(cut(e, x.offsets, e.dim() + right))
         else:
             local.append(e)
-    if rows not in Sized.made:  # else it will count a rank's own rows in a call on these
+    if rows not in sized:  # else it will count a rank's own rows in a call on these
         ctx.note("made rows")
     width = max(e.dim() for e in local if isinstance(e, torch.Tensor))
     out = x.local[tuple(entries[: spots[0]] + local + entries[spots[-1] + 1 :])]

@@ -1,14 +1,18 @@
-"""The batch's size, as a model that is being traced sees it."""
+"""The batch's size, as a model that is being traced sees it, and what got its size from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.weak import WeakIdKeyDictionary
+
 from oars.adapt.torch.context import ctx
 
 if TYPE_CHECKING:
     import numpy as np
+
+sized: WeakIdKeyDictionary = WeakIdKeyDictionary()  # plain tensors that got their size from the batch's
 
 
 class BatchSize(int):

@@ -7,24 +7,22 @@ and the few functions of ``collectives.py``.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from oars import debug
 from oars.adapt.python.clock import perf_counter
-from oars.adapt.torch.context import Offsets, ctx, mine, of_the_script, site, tiny
+from oars.adapt.torch.context import Offsets, ctx, mine, site, tiny
 from oars.adapt.torch.rows import collectives
 from oars.adapt.torch.rows.looks import LOOKS, look_after, looks, together
 from oars.adapt.torch.rows.mirror import Mirror, give_back, lend, recent
-from oars.adapt.torch.rows.size import BatchSize
+from oars.adapt.torch.rows.size import BatchSize, sized
 from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
@@ -50,64 +48,6 @@ class Unsplit(Exception):
 
 class Otherwise(Exception):
     """A call on plain own rows does something else than when it was watched: it is done again, watched."""
-
-
-class Sized(TorchFunctionMode):
-    """While a model is traced: remembers which plain tensors got their size from the batch's."""
-
-    made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-    on = False  # whether the next operation comes through here first
-
-    def __enter__(self) -> Any:
-        Sized.on = True
-        return super().__enter__()
-
-    def __exit__(self, *args: Any) -> None:
-        Sized.on = False
-        super().__exit__(*args)
-
-    def __torch_function__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
-        Sized.on = False
-        try:
-            out = func(*args, **(kwargs or {}))
-        finally:
-            Sized.on = True
-        if not ctx.traces:  # what is done here is not the model's (Keras looks at shapes)
-            return out
-        if kwargs and kwargs.get("generator") is not None:
-            ctx.note("random")
-        if getattr(func, "__name__", "") in _READS and not any(isinstance(a, Rows) for a in args) and _by_the_script():
-            ctx.note("read")  # a counter, say, that decides what is done
-        given = tree_leaves((args, kwargs))
-        if any(isinstance(a, BatchSize) or (isinstance(a, torch.Tensor) and a in Sized.made) for a in given):
-            for o in tree_leaves(out):
-                if isinstance(o, torch.Tensor) and not isinstance(o, Rows):
-                    Sized.made[o] = True
-                    if not any(s % ctx.traces[0].rows == 0 for s in o.shape):
-                        ctx.note("size")  # what is left of the batch's size is a value
-            if getattr(func, "__name__", "") in ("__len__", "numel", "nelement"):
-                ctx.note("size")
-            return _noticed(out)
-        return out
-
-
-_READS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "numpy", "__array__", "equal", "allclose",
-          "is_nonzero", "__contains__"}
-
-
-def _by_the_script() -> bool:
-    """Whether a value is read by the model's own code, not by PyTorch's nor by ours."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.endswith("adapt/torch/replay/reads.py"):
-        frame = frame.f_back
-    return frame is not None and of_the_script(frame.f_code.co_filename)
-
-
-def _noticed(size: Any) -> Any:
-    """A size that is the batch's, asked of a plain tensor."""
-    if isinstance(size, torch.Size):
-        return torch.Size(map(_noticed, size))
-    return BatchSize(size) if type(size) is int and size and size % ctx.traces[0].rows == 0 else size
 
 
 class Rows(torch.Tensor):
@@ -364,7 +304,7 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     """This rank's rows of a plain tensor that all ranks hold alike."""
     # Made inside a traced model: fine on plain local rows only if its size is the batch's and all its rows are alike.
-    if ctx.traces and (x not in Sized.made or (x.stride(dim) != 0 and not _alike(x.detach(), dim))):
+    if ctx.traces and (x not in sized or (x.stride(dim) != 0 and not _alike(x.detach(), dim))):
         ctx.note("made rows")
     return mine(x, offsets, dim)
 
