@@ -20,7 +20,7 @@ def _lines(run: Run) -> list[str]:
     return [re.sub(r" - \d+[mu]?s - \d+[mu]?s/step", "", line) for line in run.lines]
 
 
-def played(backend: str, n: int, scenes: list[str], folder: Path, limit: float = 240) -> Run:
+def played(backend: str, n: int, scenes: list[str], folder: Path, limit: float = 480) -> Run:
     """These scenes (none: all) on n ranks; 0 is plain python. It has begun."""
     words = [HERE / "scripts" / f"{BACKENDS[backend]}.py", *scenes]
     env = {"KERAS_BACKEND": backend, "XLA_FLAGS": "--xla_backend_optimization_level=0", **QUIET}
