@@ -161,10 +161,10 @@ class OwnGradients(Gradients):
         super()._put_off()
         self.owed.learnt()
 
-    def exchange_deferred(self) -> list[int]:
+    def exchange_gradients(self) -> list[int]:
         """Nothing is exchanged."""
         if not ctx.separate:
-            exchanged = super().exchange_deferred()
+            exchanged = super().exchange_gradients()
             self.owed.learnt()
             return exchanged
         own = self.in_order()
