@@ -21,6 +21,7 @@ import torch
 from torch import optim
 from torch.optim.optimizer import Optimizer
 
+from oars import runfolder
 from oars.adapt.torch.async_modes.load_balance import Estimate, Pace
 from oars.adapt.torch.async_modes.lost_samples import Owed
 from oars.adapt.torch.async_modes.ps_shard import Coding, dumped, loaded
@@ -284,7 +285,7 @@ class Servers:
         ctx.world.sent += self._desk.mail.bytes
         facts = dict(self._facts, sent_bytes=self._desk.mail.bytes)
         facts["staleness"] = round(facts["staleness"] / max(1, facts["pushes"]), 3)
-        path = ctx.record.folder / f"sync-{ctx.world.origin}.json"
+        path = ctx.record.folder / runfolder.sync(ctx.world.origin)
         path.write_text(json.dumps({"role": "worker", **facts}, indent=1) + "\n")
 
 
