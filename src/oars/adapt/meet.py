@@ -78,7 +78,7 @@ class Meet:
     def start(self, world: World, plan: Plan, record: Record) -> None:
         """Take part in ``world``."""
         self.world, self.plan, self.record = world, plan, record
-        if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
+        if world.phase is None:  # else PyTorch's adapter is there, and this one is imported by some library
             world.adopt()
             world.phase = lambda: "step"
             self.leads = True
