@@ -63,7 +63,7 @@ class Phases:
         self.owed = gradients.owed = Owed()
         self.servers: ps_worker.Servers | None = None
         self.rounds: WeakKeyDictionary[Optimizer, Round] = WeakKeyDictionary()  # in the order they were made
-        self.held: list[Optimizer] = []  # while apart: the script may drop them before their weights are averaged
+        self.held: list[Optimizer] = []  # while separate: the script may drop them before their weights are averaged
         self.estimate, self.pace = Estimate(), Pace()
         self.made = 0  # optimizers
         self.moved = 0  # steps since all was averaged

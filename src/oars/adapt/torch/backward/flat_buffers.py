@@ -116,10 +116,10 @@ class Weights:
         """How far they are from what is in a buffer, relative to its length."""
         with torch.no_grad():
             views = self.layout.views(buffer)
-            apart = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
-                        for view, t in zip(views, self.tensors, strict=True))
+            squares = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
+                          for view, t in zip(views, self.tensors, strict=True))
             length = sum(float(view.square().sum()) for view in views)
-        return (apart / length) ** 0.5 if length else 0.0
+        return (squares / length) ** 0.5 if length else 0.0
 
 
 def weights_of(optimizer: Optimizer) -> list[torch.Tensor]:

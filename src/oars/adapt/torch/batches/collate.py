@@ -172,7 +172,7 @@ def _alike(data: Any, again: Any, rows: int, others: int) -> bool:
 def _pads(collate_fn: Callable[[Any], Any], mine: Any, every: Any, cut: Cut) -> bool:
     """Whether collating makes samples of different lengths fit each other, be they of one length in this batch.
 
-    Ranks that are apart do not ask later whether their rows are of one shape (``compare``): it has to be known now.
+    Ranks that train separately do not compare shapes later (``compare``): whether rows fit must be known now.
     """
     def differs(samples: list, whole: Any, of: Cut) -> bool:
         return _compare(whole, collate_fn(copy.deepcopy(samples)), of) is None
