@@ -324,20 +324,20 @@ def _batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
         return data.data if remembered and data.data is not None else _refetch(self, cut)
     default = self._collate_fn in collate.DEFAULT
     if not (ctx.alone and (default or ctx.phases.any_shape())):
-        told = collate.compare(data, None if default else spec, cut, loader.wrote)
-        if told.failed:
+        found = collate.compare(data, None if default else spec, cut, loader.wrote)
+        if found.failed:
             return _fail(self, data, cut)
-        if told.wrote or told.remembers:
-            _not_in_parts(loader, self._dataset, told.remembers)
-            if told.remembers and self._num_workers and ctx.plan.batch != "keep":
+        if found.wrote or found.remembers:
+            _not_in_parts(loader, self._dataset, found.remembers)
+            if found.remembers and self._num_workers and ctx.plan.batch != "keep":
                 begin_anew(self, cut.indices)
                 reading(self).queue.popleft()
                 return _plain["__next__"](self)
             return data.data if remembered else _refetch(self, cut)
-        if not told.fit and default:
+        if not found.fit and default:
             ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
                               "every rank reads such batches whole")
-        if not told.fit:
+        if not found.fit:
             every = _refetch(self, cut)
             return every if default else _not_by_row(self, every)
         if loader not in _ways:
@@ -418,15 +418,15 @@ def loader_iter(self: DataLoader) -> Any:
     key = key_of(self)
     late = _ways.get(key, (BY_ROW,))[0] == BY_ROW  # later than in its first batch
     mine = random_.fingerprint(), late and (key.wrote or key.late), late and key.late, signals.due
-    told = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
-    if any(due for *_, due in told):
+    every = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
+    if any(due for *_, due in every):
         signals.deliver()
-    if any(stream != told[0][0] for stream, *_ in told):
+    if any(stream != every[0][0] for stream, *_ in every):
         ctx.record.notice("the ranks' random streams differed (something drew numbers on some ranks only); all "
                           "ranks continue from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote, *_ in told):
-        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in told))
+    if any(wrote for _, wrote, *_ in every):
+        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in every))
     return _iter(self)
 
 
