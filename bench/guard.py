@@ -35,7 +35,7 @@ model, shape = made[kind][0](), made[kind][1]
 opt = torch.optim.Adam(model.parameters())
 x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
 guard, looked, rounds = ctx.guard, 0.0, 0
-look, told = guard.look, guard.rounds.told
+look, learn = guard.look, guard.rounds.learn
 def timed():
     global looked
     began = thread_time()
@@ -44,10 +44,10 @@ def timed():
     return line
 def counted(lines):
     global rounds
-    over = told(lines)
+    over = learn(lines)
     rounds += over
     return over
-guard.look, guard.rounds.told = timed, counted
+guard.look, guard.rounds.learn = timed, counted
 took, busy = [], []
 for turn in range(turns):
     ctx.guard = guard if turn % 2 else None

@@ -22,6 +22,9 @@ SUMMARY = "summary.json"  # steps, samples per second, gathers
 METRICS = "metrics.jsonl"  # a line for each step
 EVENTS = "events.jsonl"  # faults, recoveries, fallbacks
 REPORT = "report.html"
+TENSORBOARD = "tb"  # a folder: the same curves
+SERIES = "series.json"  # in the folder of a sweep or a scaling series: what was asked for
+SEARCH = "optuna.journal"  # ... and what a search has tried
 SAMPLES = "samples.npz"  # the last loss of each sample, and how often it was left out
 SAMPLES_PICTURE = "samples.png"  # the hardest ones
 WEIGHTS = "weights.npz"  # at the end of a run of oars verify
@@ -64,6 +67,11 @@ def ledger(rank: object) -> str:
     return f"ledger-{rank}.jsonl"
 
 
+def sync(rank: object) -> str:
+    """What a worker or a server measured (``--sync server``)."""
+    return f"sync-{rank}.json"
+
+
 def weights_digest(rank: object) -> str:
     """A hash of a rank's weights at the end."""
     return f"weights-digest-{rank}.txt"
@@ -77,10 +85,17 @@ def stall(number: object) -> str:
 # ---- submitted jobs ----
 
 JOB_RECORD = "job.json"
+JOB_SCRIPT = "job.sh"
+PBS_OUTPUT = "job.pbs"  # what PBS itself writes
 JOB_OUTPUT = "job.out"
 PARTS = "parts.jsonl"  # a line for each job of a run that continued in another one
 CANCELLED = "cancelled"  # by the user, so it shall not come back
 DOCTOR = "doctor.json"  # what was found out about the nodes
+
+def part(number: object) -> str:
+    """A folder: what a part of a job left that ended before its first snapshot."""
+    return f"part-{number}"
+
 
 # ---- while it runs ----
 
@@ -88,6 +103,8 @@ BOARD = "board"  # which collective each rank is in
 FILES = "files"  # what the ranks' views of files need
 SNAPSHOTS = "snapshots"
 MADE = "made"  # in SNAPSHOTS: the paths of what the run has made
+TAPE = "tape"  # in SNAPSHOTS
+CUT_AWAY = "cut"  # in SNAPSHOTS: files that a resumed run makes again
 STAGE = "stage"  # the run folder of the job that copies the environment to the hosts
 REQUEST, DONE, RESUMED = "snapshot-now", "snapshot-done", "resumed"
 GROW, GROWING, GROWN = "grow-now", "growing", "grown"

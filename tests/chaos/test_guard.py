@@ -60,7 +60,7 @@ def test_ranks_look_at_the_same_blocks_and_keep_to_their_share():
         spent = [a + b for a, b in zip(spent, now, strict=True)]
         lines = [[0, t, 3_000_000, 0] for t in now]
         for one in ranks:
-            one.told(lines)
+            one.learn(lines)
     assert seen == [i % 40 for i in range(len(seen))] and len(seen) > 400
     assert max(spent) < 0.003 * 2000 * 3_000_000
 

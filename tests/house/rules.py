@@ -134,7 +134,8 @@ def rule_run_folder(sources: Sources) -> list[str]:
     """File names of a run folder stand in runfolder.py only.
 
     A name is a string constant of that module, or an f-string in it: ``f"rank-{rank}.log"`` stands for every
-    ``rank-*.log``. A name without a dot or a dash (``"stacks"``) is looked for where a path is put together.
+    ``rank-*.log``. A name without a dot or a dash (``"stacks"``) is looked for where a path is put together. What is
+    joined to a ``folder`` is such a name, known or not; in ``data`` a folder is one of data.
     """
     home = "src/oars/runfolder.py"
     names = _defined_names(_nodes(sources[home]))
@@ -145,6 +146,9 @@ def rule_run_folder(sources: Sources) -> list[str]:
             if last in names and ({".", "-"} & set(last) or node in _parts_of_paths(source)):
                 findings.append(f"{path}:{node.lineno}: run folder: {text.replace('*', '{}')!r} is a name of "
                                 "runfolder.py: import it from there")
+            elif not path.startswith("src/oars/data/") and node in _parts_of_paths(source, in_folder=True):
+                findings.append(f"{path}:{node.lineno}: run folder: {text.replace('*', '{}')!r} is joined to a folder: "
+                                "give it a name in runfolder.py")
     return findings
 
 
@@ -171,12 +175,15 @@ def _strings(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, str]]:
 
 
 @functools.cache
-def _parts_of_paths(source: str) -> set[ast.expr]:
+def _parts_of_paths(source: str, in_folder: bool = False) -> set[ast.expr]:
+    """The last parts of paths; or only of those ``folder / part``, whatever holds the folder."""
     parts = set()
     for node in _nodes(source):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            parts.add(node.right)
-        elif isinstance(node, ast.Call) and re.search(r"\bPath$|path\.join$|\bjoinpath$", ast.unparse(node.func)):
+            if not in_folder or re.search(r"\bfolder(\.resolve\(\))?$", ast.unparse(node.left)):
+                parts.add(node.right)
+        elif not in_folder and isinstance(node, ast.Call) and \
+                re.search(r"\bPath$|path\.join$|\bjoinpath$", ast.unparse(node.func)):
             parts.update(node.args)
     return parts
 

@@ -173,6 +173,13 @@ def test_a_run_folder_name_elsewhere_is_found(source):
     assert len(found) == 1 and found[0].startswith("src/oars/rank/main.py:2: run folder: ")
 
 
+@pytest.mark.parametrize("source", ['folder / "new.json"\n', 'my.folder.resolve() / "new"\n', 'folder / f"new-{r}"\n'])
+def test_a_run_folder_name_that_runfolder_does_not_know_is_found(source):
+    found = rules.rule_run_folder(_made(runfolder=_RUNFOLDER, rank_main="\n" + source))
+    assert len(found) == 1 and found[0].startswith("src/oars/rank/main.py:2: run folder: ")
+    assert not rules.rule_run_folder(_made(runfolder=_RUNFOLDER, data_pack="\n" + source))
+
+
 def test_other_strings_are_no_run_folder_names():
     source = '"""Writes run.json."""\nsizes["stacks"]\nf"log-{r}.rank"\nsay("no run.json here")\n'
     assert not rules.rule_run_folder(_made(runfolder=_RUNFOLDER, rank_main=source))

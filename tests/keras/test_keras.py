@@ -61,7 +61,7 @@ def test_ranks_do_what_one_process_does(backend, n, one_process, tmp_path):
         assert re.findall(r"replicated on every rank \(correct, not faster\): ([\w ]+)", told) == [
             "its rows depend on each other", "in placed_2", "its result has a EagerTensor of ",
             "a gradient goes through a loop or a branch around it", *["a gradient in it is not linear "] * 2,
-            "on the way back its rows depend on each other", "a gradient in it is not linear ",
+            "in the backward pass its rows depend on each other", "a gradient in it is not linear ",
             "its rows depend on each other"]
 
 

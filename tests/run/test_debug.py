@@ -33,7 +33,7 @@ def test_every_rank_writes_what_it_decided_and_why(tmp_path):
     assert ran.code == 0, str(ran)
     for rank in (0, 1):
         text = (ran.folder / f"rank-{rank}.debug").read_text()
-        for said in ("Sequential is traced: this is call 2", "from now on split, its rows do not meet",
+        for said in ("Sequential is traced: this is call 2", "from now on split, no operation mixes its rows",
                      "gathered for cdist at ", "exchanged gradients of 4 tensors",
                      "era 1: batches are cut for ranks [0, 1]", "a rank was lost: 1 backwards are done again"):
             assert said in text, f"{said!r} is not in\n{text}"

@@ -117,7 +117,7 @@ def test_verify_says_that_training_is_the_same(tmp_path):
 
 @pytest.mark.parametrize(("how", "says"), [
     ({"off": 0.5, "at": 1}, "not the same: at step 1 the loss is 3 on one rank and 3.5 on 2; "
-     "they part before any update, so see Values and Randomness"),
+     "they differ before any update, so see Values and Randomness"),
     ({"off": 0.5, "at": 3}, "not the same: at step 3 the loss is 1 on one rank and 1.5 on 2; "
      "the 2 before agree, so see Gradients and Order"),
     ({"off": 0.01}, "not the same: the losses agree but weight arr_0 ends 0.005 (relative) apart; see Gradients"),

@@ -78,7 +78,7 @@ class Meet:
     def start(self, world: World, plan: Plan, record: Record) -> None:
         """Take part in ``world``."""
         self.world, self.plan, self.record = world, plan, record
-        if world.phase is str:  # else PyTorch's adapter is there, and this one is imported by some library
+        if world.phase is None:  # else PyTorch's adapter is there, and this one is imported by some library
             world.adopt()
             world.phase = lambda: "step"
             self.leads = True
@@ -200,8 +200,8 @@ class Meet:
     def same(self, array: np.ndarray) -> bool:
         """Whether all ranks hold the same, to the bit."""
         self.current(self.era)
-        told = self.world.allgather_alike(np.array([zlib.crc32(array.tobytes()), array.nbytes]))
-        return bool((told == told[0]).all())
+        every = self.world.allgather_alike(np.array([zlib.crc32(array.tobytes()), array.nbytes]))
+        return bool((every == every[0]).all())
 
     def slices(self, values: np.ndarray, indices: np.ndarray, cut: bool, shared: bool) -> int:
         """What ranks have of an embedding's gradient: ``WHOLE``, all of it, where a model runs whole; ``PART``, a part
@@ -210,9 +210,9 @@ class Meet:
         The model that looked up was ``cut``; what it looks up is ``shared``, the same for whatever rows (``probe``).
         """
         self.current(self.era)
-        told = self.world.allgather_alike(np.array([zlib.crc32(indices.tobytes()), len(indices),
+        every = self.world.allgather_alike(np.array([zlib.crc32(indices.tobytes()), len(indices),
                                                     zlib.crc32(values.tobytes())]))
-        same = (told == told[0]).all(0)
+        same = (every == every[0]).all(0)
         return WHOLE if same.all() and not cut else PART if same[:2].all() and shared else OWN
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -240,14 +240,15 @@ class Meet:
         ready = exchange.holds(nbytes)
         if ready:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
-        told = exchange.agree(np.array([nbytes, array.dtype.num, ready]))  # behind it, all inboxes are filled
-        if (told[:, :2] != told[0, :2]).any():
-            raise OutOfStep(f"the ranks exchange arrays of different sizes ({sorted(set(told[:, 0].tolist()))} bytes): "
-                        "the script does not do the same on every rank")
-        if not told[:, 2].all():
+        every = exchange.agree(np.array([nbytes, array.dtype.num, ready]))  # behind it, all inboxes are filled
+        if (every[:, :2] != every[0, :2]).any():
+            sizes = sorted(set(every[:, 0].tolist()))
+            raise OutOfStep(f"the ranks exchange arrays of different sizes ({sizes} bytes): the script does not do the "
+                            "same on every rank")
+        if not every[:, 2].all():
             exchange.reserve(nbytes)
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
-            exchange.agree(told[0])
+            exchange.agree(every[0])
         exchange.average([(0, array.size, array.dtype)], *(coded or ()))
         return exchange.result[:nbytes].view(array.dtype).reshape(array.shape).copy()
 

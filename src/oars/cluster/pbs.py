@@ -8,6 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from oars import runfolder
 from oars.cluster import queues
 from oars.cluster.host_list import Host, read_file
 from oars.cluster.queues import Ask, State
@@ -57,7 +58,7 @@ def directives(ask: Ask, name: str, folder: Path) -> list[str]:
     lines += [f"-l walltime={queues.clock(ask.seconds)}"] if ask.seconds else []
     lines += [f"-q {ask.queue}"] if ask.queue else []
     lines += [f"-A {ask.account}"] if ask.account else []
-    lines += ["-j oe", f"-o {shlex.quote(str(folder / 'job.pbs'))}", "-r y"]
+    lines += ["-j oe", f"-o {shlex.quote(str(folder / runfolder.PBS_OUTPUT))}", "-r y"]
     return [f"#PBS {line}" for line in [*lines, shlex.join(ask.flags)] if line]
 
 

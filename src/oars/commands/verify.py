@@ -103,7 +103,7 @@ def _text(loss: float | None) -> str:
 
 def _blame(step: int) -> str:
     if step == 1:
-        return ("they part before any update, so see Values and Randomness in the contract "
+        return ("they differ before any update, so see Values and Randomness in the contract "
                 "(an unseeded draw, or a value taken from own rows)")
     return f"the {step - 1} before agree, so see Gradients and Order in the contract"
 

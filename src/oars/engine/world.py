@@ -84,7 +84,7 @@ class World:
         self.on_loss: list[Callable[[list[int], str], None]] = []
         self.on_growth: list[Callable[[], None]] = []  # called when ranks have joined
         self.before: Callable[[str, int], None] | None = None  # called with a collective's name, and its rows' width
-        self.phase: Callable[[], str] = str  # what the training is at; if nothing, it is the collective's name
+        self.phase: Callable[[], str] | None = None  # what the training is at; else it is the collective's name
         self.place: Callable[[], tuple | None] = lambda: None  # the operation on rows that this rank is in
         self.line: Callable[[], int] = int  # a hash of the place in the script
         self.site: Callable[[], str] = str  # the same, to be read
@@ -492,7 +492,7 @@ class World:
             for rank in gone:
                 self.board.gone(rank)
             for tell in self.on_loss:
-                tell(gone, self.phase() or kind)
+                tell(gone, self.phase and self.phase() or kind)
         if self._done == furthest:
             if self._due >= self._gathered and not self._coming_together:
                 self._come_together(kind)

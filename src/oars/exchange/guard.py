@@ -82,7 +82,7 @@ class Rounds:
             self._chosen = range(self.at, stop)
         return self._chosen
 
-    def told(self, lines: list[list[int]]) -> bool:
+    def learn(self, lines: list[list[int]]) -> bool:
         """Every rank's ``Line``, by rank. Whether a round is over with this."""
         spent, passed = max(line[1] for line in lines), max(line[2] for line in lines)
         looked = sum(self.costs[i] for i in self._chosen)

@@ -71,7 +71,7 @@ class Part:
         self.held: list[Held] = []
         self._pushed: list[tuple[int, float, Any]] = []  # since the last step: worker, share, gradients
         self._rows = 0.0  # batches whose gradients have come and are in no step
-        self._settled = (0, 0)
+        self._configured = (0, 0)
 
     def begin(self, epoch: int) -> None:
         """Workers have met, and count anew."""
@@ -84,9 +84,9 @@ class Part:
         if clock <= self.clocks.get(worker, 0):  # heard from a server that has died since
             return 0
         self.clocks[worker] = clock
-        if cut < len(body) and (self.epoch, clock) >= self._settled:
+        if cut < len(body) and (self.epoch, clock) >= self._configured:
             self.holder.configure(body[cut:].tobytes())
-            self._settled = (self.epoch, clock)
+            self._configured = (self.epoch, clock)
         if self.bound == 0 and clock <= self.clock:
             return -1
         self._pushed.append((worker, float(said["share"]), self.holder.read(body[:cut])))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 
-def sweep(folder: Path, spare: str = "") -> None:
+def kill_all(folder: Path, spare: str = "") -> None:
     """Kill every process on this host that was started for this run: workers and other children too.
 
     ``folder`` is as ranks were given it; it is not looked at, for it may have gone with the network.

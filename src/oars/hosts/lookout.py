@@ -34,7 +34,7 @@ from typing import Any
 
 from oars import runfolder
 from oars.hosts.hub import HUB, Hub
-from oars.hosts.kill_all import sweep
+from oars.hosts.kill_all import kill_all
 from oars.plan import Plan
 
 LEASE = 24.0  # seconds of silence; who goes on does so after 30
@@ -240,7 +240,7 @@ class Lookout:
                     print(f"oars: {self.host} is cut off and stops", file=sys.stderr, flush=True)
                     break
         if daemon.poll() is None:
-            sweep(self.folder)
+            kill_all(self.folder)
             os.killpg(daemon.pid, signal.SIGKILL)
         shutil.rmtree(self.place, ignore_errors=True)
         return daemon.wait()

@@ -48,4 +48,4 @@ def serve(folder: Path, plan: Plan, world: World) -> None:
     server.run(over)
     facts = {"role": "server", "pushes": server.pushes, "busy_seconds": round(server.busy, 6),
              "steps": server.steps, "left_out": server.left_out, "sent_bytes": server.mail.bytes}
-    (folder / f"sync-{world.origin}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / runfolder.sync(world.origin)).write_text(json.dumps(facts, indent=1) + "\n")

@@ -26,7 +26,7 @@ from typing import Any
 from oars import runfolder
 from oars.hosts import stacks
 from oars.hosts.hub import HUB, say
-from oars.hosts.kill_all import sweep
+from oars.hosts.kill_all import kill_all
 from oars.hosts.reach import send
 from oars.plan import Plan
 from oars.supervisor import stage
@@ -56,7 +56,7 @@ class Deputy:
                 self._obey(order)
         quiet = [rank for rank in self.ranks if not (self.folder / runfolder.exit_file(rank)).exists()]
         if quiet:
-            sweep(self.folder, spare="prted")
+            kill_all(self.folder, spare="prted")
         if any(path.read_text() == self.host for path in self.folder.glob(runfolder.side("*"))):
             self._close()
         stage.clear(plan)

@@ -76,8 +76,9 @@ class Screen:
         if self.show:
             self.update(to_the_end=True)
         self.voice = rank
-        for tail in self._files:
-            tail.go_on_with(self.folder / f"rank-{rank}{tail.path.suffix}")
+        names = (runfolder.log, runfolder.err)  # the first alone, where both are one stream
+        for tail, name in zip(self._files, names, strict=False):
+            tail.go_on_with(self.folder / name(rank))
 
     def write(self, target: int, data: bytes) -> None:
         """Put bytes on stdout (1) or stderr (2), the status line out of the way."""

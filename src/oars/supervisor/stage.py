@@ -173,7 +173,8 @@ def wait_for_others(folder: Path) -> None:
     until = time.monotonic() + CLEARED_WITHIN
     while time.monotonic() < until:
         with_copies = {path.name.removeprefix(runfolder.staged("")) for path in folder.glob(runfolder.staged("*"))}
-        if all(any((folder / f"{how}-{host}").exists() for how in ("gone", "dark")) for host in with_copies):
+        if all((folder / runfolder.gone(host)).exists() or (folder / runfolder.dark(host)).exists()
+               for host in with_copies):
             return
         time.sleep(0.05)
 

@@ -26,7 +26,7 @@ from oars import runfolder
 from oars.adapt.files import library
 from oars.cluster import launchers
 from oars.hosts.hub import HUB, Hub
-from oars.hosts.kill_all import sweep
+from oars.hosts.kill_all import kill_all
 from oars.hosts.lookout import write_addresses
 from oars.hosts.partition import Sides
 from oars.hosts.reach import Reach, lost_host, missing_hosts, not_started
@@ -97,7 +97,7 @@ class Supervisor:
         except BaseException as error:
             self.cut_off = isinstance(error, CutOff)
             if self.cut_off:  # at once: the others wait no longer than they must
-                sweep(self.folder.resolve())
+                kill_all(self.folder.resolve())
             self._kill_all()
             raise
         finally:
@@ -289,7 +289,7 @@ class Supervisor:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        sweep(self.folder.resolve())
+        kill_all(self.folder.resolve())
         return False
 
     def _verdict(self) -> int:
@@ -308,7 +308,7 @@ class Supervisor:
         codes = {rank: code for rank, code in exits.items() if rank in living}
         orderly = len(codes) == len(living) > 0 and (self.process.returncode in (0, exits.get(0)) or bool(self.left))
         if not orderly:
-            sweep(self.folder.resolve())
+            kill_all(self.folder.resolve())
         if self.stopped_by and (not orderly or self.stopped_by != signal.SIGINT):
             return 128 + self.stopped_by
         if errors:

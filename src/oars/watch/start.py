@@ -109,7 +109,7 @@ def series_name(kind: str, name: str | None, script: list[str], spec: dict[str, 
     folder = Path(TOP, name or f"{kind}-{stem}-{digest[:6]}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        known = folder / "series.json"
+        known = folder / runfolder.SERIES
         if known.exists() and json.loads(known.read_text()).get("digest") != digest:
             raise WatchError(f"{folder} holds another series (or its script has changed since): choose another --name")
         known.write_text(json.dumps({"kind": kind, "digest": digest, **spec}, indent=1) + "\n")

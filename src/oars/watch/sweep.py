@@ -162,7 +162,7 @@ def _study(what: Sweep) -> Callable[[Path], tuple[Iterator[Trial], Callable[[Tri
 
     def begin(folder: Path) -> tuple[Iterator[Trial], Callable[[Trial], None]]:
         study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(folder / "optuna.journal"))), study_name="sweep",
+            storage=JournalStorage(JournalFileBackend(str(folder / runfolder.SEARCH))), study_name="sweep",
             sampler=optuna.samplers.TPESampler(seed=0), load_if_exists=True,
             direction="maximize" if what.largest else "minimize")
         asked: dict[str, Any] = {}

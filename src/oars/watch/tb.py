@@ -26,7 +26,7 @@ def update(folder: Path) -> None:
     metrics = folder / runfolder.METRICS
     if not metrics.exists():
         return
-    tb = folder / "tb"
+    tb = folder / runfolder.TENSORBOARD
     tb.mkdir(exist_ok=True)
     events = tb / "events.out.tfevents.0000000000.oars"
     with open(tb / ".upto.json", "a+") as note, open(metrics, "rb") as file:

@@ -55,7 +55,7 @@ def board(runs: list[Run], top: Path, port: int | None) -> int:
 def _link(runs: list[Run], links: Path) -> None:
     """Bring the runs' events up to date, and show runs that are new."""
     for run in runs:
-        metrics, events = run.folder / runfolder.METRICS, run.folder / "tb"
+        metrics, events = run.folder / runfolder.METRICS, run.folder / runfolder.TENSORBOARD
         try:
             if not events.exists() or metrics.stat().st_mtime > (events / ".upto.json").stat().st_mtime:
                 update_quietly(run.folder)

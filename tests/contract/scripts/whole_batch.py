@@ -82,6 +82,14 @@ def the_size_as_a_value():
         descend(Around(after), epochs=1)
 
 
+@scene
+def the_size_behind_a_gate_that_opens_later():
+    """While the gate is zero, results do not show that the size is used: the logarithm itself must be noticed."""
+    model, calls = Around(lambda m, h, r: h * (1 + m.gate * math.log(r.shape[0]))), itertools.count()
+    model.gate = nn.Parameter(torch.zeros(1), requires_grad=False)
+    descend(model, epochs=4, update=lambda *_: model.gate.requires_grad_(next(calls) > 3))
+
+
 # What C code makes of the batch's size: no method of the number is called.
 BY_C = [
     lambda m, h, r: h * len(range(r.shape[0]))/10,

@@ -189,9 +189,9 @@ def own_loader(inner: Callable[..., Any]) -> Any:
     """A torch DataLoader is read in threads of tf.data: tell PyTorch's adapter, which would cut it."""
     @functools.wraps(inner)
     def init(self: TorchDataLoaderAdapter, dataloader: DataLoader) -> None:
-        from oars.adapt.torch.batches.reading import keep_apart
+        from oars.adapt.torch.batches.reading import keep_aside
 
-        keep_apart(dataloader)
+        keep_aside(dataloader)
         inner(self, dataloader)
 
     return init

@@ -5,7 +5,7 @@ the script's own, ``Lambda``, operations of a functional model) it is tried, wit
 spoilt with NaN, and no other row of the result may change; and a part of the rows must give that part of the result.
 NaN passes where a difference would not: through a gate that is zero, say. What else may leave a call must not depend
 on its rows: variables that it updates (a codebook, a metric), tensors that it keeps in attributes. And embeddings are
-told apart: in most a call looks up lines for its rows, in some the same lines for whatever rows (positions). Nor may
+of two kinds: in most a call looks up lines for its rows, in some the same lines for whatever rows (positions). Nor may
 rows meet on the way back, and it must be linear: on own rows gradients are N times as large, and of weights each rank
 has a part. A gradient of the script's own may be anything. Nothing of the script is changed, its random numbers
 neither.
@@ -186,10 +186,10 @@ def _goes_back(model: keras.Model, inputs: tuple, some: tuple, wire: ModuleType)
     for a, b in zip(of_some, part, strict=True):
         if a.shape != b.shape:  # rows
             if a[0].any() or a[3].any():
-                return "on the way back its rows depend on each other"
+                return "in the backward pass its rows depend on each other"
             a = a[1:3]
         if not _alike(a, b, 0.1):
-            return "on the way back its rows depend on each other"
+            return "in the backward pass its rows depend on each other"
     return ""
 
 

@@ -236,6 +236,6 @@ def _set_aside(path: str, folder: Path) -> None:
 
 def _kept(path: str, folder: Path) -> Path:
     """Where to keep what is taken from a file."""
-    kept = folder / runfolder.SNAPSHOTS / "cut" / path.lstrip("/")
+    kept = folder / runfolder.SNAPSHOTS / runfolder.CUT_AWAY / path.lstrip("/")
     os.makedirs(kept.parent, exist_ok=True)
     return kept

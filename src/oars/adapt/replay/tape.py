@@ -81,7 +81,7 @@ class Tape:
 
     def begin(self, folder: Path, voice: bool, mark: dict[str, Any] | None = None) -> None:
         """Record from here on; with a snapshot's ``mark``, play what was recorded up to it first."""
-        self._path, self.voice = folder / runfolder.SNAPSHOTS / "tape", voice
+        self._path, self.voice = folder / runfolder.SNAPSHOTS / runfolder.TAPE, voice
         if mark is None:
             self._buffer += _MAGIC
         else:
@@ -323,7 +323,7 @@ def put_bytes(letter: bytes, data: bytes) -> bytes:
 def read_tape(folder: Path, mark: dict[str, Any]) -> bytes:
     """The part of the tape that belongs to a snapshot; Damaged if it is not as it was then."""
     try:
-        with open(folder / runfolder.SNAPSHOTS / "tape", "rb") as file:
+        with open(folder / runfolder.SNAPSHOTS / runfolder.TAPE, "rb") as file:
             data = file.read(mark["bytes"])
     except OSError as error:
         raise Damaged(f"its tape cannot be read ({error.strerror})") from None

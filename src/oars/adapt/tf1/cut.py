@@ -231,7 +231,7 @@ class Cut:
 
     def _message(self, v: Value, summed: bool, shape: tf.TensorShape | list[int | None]) -> Value:
         if self.guards.of(v.tensor):
-            raise Refused("there is a condition in the graph, and in a branch of it rows of the batch meet: "
+            raise Refused("there is a condition in the graph, and a branch of it mixes the rows of the batch: "
                           f"{self._user}")
         result = tf.compat.v1.placeholder_with_default(v.tensor, shape)
         self.messages[result.op.name] = Message(v.tensor, result, summed, self._user)

@@ -47,7 +47,7 @@ def run(session: tf.compat.v1.Session, plain: Callable[..., Any], fetches: Any, 
         given = {_fed(cut, tensor, trains): value for tensor, value in fed.items()}
         plan = cut.plans.get(_key(mapped))
         if plan is None:
-            plan = cut.plans[_key(mapped)] = Plan(cut, mapped)
+            plan = cut.plans[_key(mapped)] = Stages(cut, mapped)
             cut.second |= {name for name in _drawing(cut.graph, fetches) if cut.is_other(name)}
             _check_streams(cut)
     except Refused as refusal:
@@ -165,7 +165,7 @@ def comes_along(graph: tf.Graph, name: str, fetches: Any) -> bool:
     return _free(graph, name, _fetched(fetches))
 
 
-class Plan:
+class Stages:
     """The stages of a run: which messages, what is drawn or read in them, which variables change before the last."""
 
     def __init__(self, cut: Cut, mapped: Any) -> None:
@@ -232,7 +232,7 @@ def _feedable(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.resource, tf.variant) and not tensor.dtype._is_ref_dtype
 
 
-def _until_done(session: tf.compat.v1.Session, plain: Callable[..., Any], cut: Cut, plan: Plan, fetches: Any,
+def _until_done(session: tf.compat.v1.Session, plain: Callable[..., Any], cut: Cut, plan: Stages, fetches: Any,
                 feeds: dict, rows: int) -> Any:
     survives = meet.world.survives
     kept = [(v, plain(session, v)) for v in plan.changed] if survives else []
@@ -247,7 +247,7 @@ def _until_done(session: tf.compat.v1.Session, plain: Callable[..., Any], cut: C
                 variable.load(value, session)
 
 
-def _in_stages(session: tf.compat.v1.Session, cut: Cut, plan: Plan, fetches: Any, feeds: dict, rows: int,
+def _in_stages(session: tf.compat.v1.Session, cut: Cut, plan: Stages, fetches: Any, feeds: dict, rows: int,
                drawn: dict | None) -> Any:
     """All stages; ``drawn`` keeps what is drawn in them, and gives it."""
     first, count = meet.own(rows)

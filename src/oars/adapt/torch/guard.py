@@ -123,10 +123,10 @@ class Guard:
 
     def compare(self, lines: np.ndarray) -> None:
         """Every rank's ``look``; Healed if what led to this exchange is to be computed again."""
-        told = lines.tolist()
-        if any(line[0] != told[0][0] for line in told):
+        every = lines.tolist()
+        if any(line[0] != every[0][0] for line in every):
             self._differ()
-        elif self.rounds.told(told):
+        elif self.rounds.learn(every):
             self.agreed = self._began
 
     def check(self, before: str) -> None:
@@ -171,8 +171,8 @@ class Guard:
         if self.heals and not before:
             after = [buffer.detach().clone() for buffer, _ in self._before.values()]
             _put(list(self._before.values()))
-        told = world.allgather((now, self._hashes()))
-        found, to_heal = judged([now for now, _ in told]), judged([then for _, then in told])
+        every = world.allgather((now, self._hashes()))
+        found, to_heal = judged([now for now, _ in every]), judged([then for _, then in every])
         if not found and not to_heal:  # ranks have looked at other tensors: one was gone sooner here than there
             _put([(buffer, held) for (buffer, _), held in zip(self._before.values(), after, strict=False)])
             self._sizes = None

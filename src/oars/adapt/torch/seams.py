@@ -3,8 +3,7 @@
 Layers are named outermost first: the first one is entered first when the script calls, the last one is next to
 PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there only where the run can be snapshot, and
 so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
-``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune``,
-``THINNED`` is ``--samples thin``.
+``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune`` and ``--widen``, ``THINNED`` is ``--samples thin``.
 
 What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
 (``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's

@@ -62,7 +62,7 @@ def before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     ctx.record.times.mark("other")
     if ctx.world is not None and lineage.waiting:
         if ctx.gradients.pending:
-            ctx.gradients.exchange_deferred()  # while what they come from can be computed again
+            ctx.gradients.exchange_gradients()  # while what they come from can be computed again
         lineage.before_step(ctx.number(optimizer))
 
 

@@ -66,7 +66,7 @@ class Pace:
         """For so long it waited for others."""
         self._since += seconds
 
-    def told(self, batches: int, rows: int) -> tuple[int, int, int]:
+    def report(self, batches: int, rows: int) -> tuple[int, int, int]:
         """It has learnt from so many more, and comes to a meeting: nanoseconds a batch takes, and a row; and rows of a
         batch. All are 0 if it is too early to tell."""
         now = time.perf_counter()
@@ -101,13 +101,13 @@ class Pace:
             return steps
         return min(1000, max(1, round(20 * steps * self._cost / self._stretch)))
 
-    def share(self, told: list[list[int]]) -> None:
+    def share(self, paces: list[list[int]]) -> None:
         """Cut batches by what all ranks have told of themselves, where one is much slower than another."""
-        if not all(each for _, each, _ in told):
+        if not all(each for _, each, _ in paces):
             return
-        even = sum(rows for _, _, rows in told) / len(told)
-        alike = [fixed + each * even for fixed, each, _ in told]
-        costs = tuple((fixed, each) for fixed, each, _ in told) if max(alike) > _UNEVEN * min(alike) else ()
+        even = sum(rows for _, _, rows in paces) / len(paces)
+        alike = [fixed + each * even for fixed, each, _ in paces]
+        costs = tuple((fixed, each) for fixed, each, _ in paces) if max(alike) > _UNEVEN * min(alike) else ()
         if costs or ctx.costs:
             ctx.costs = costs
             offsets_of.cache_clear()

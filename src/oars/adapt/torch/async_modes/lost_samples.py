@@ -132,13 +132,13 @@ class Owed:
         """Batches learnt from since the last average."""
         return len(self._since)
 
-    def mourn(self, told: dict[int, int]) -> None:
+    def mourn(self, learnt: dict[int, int]) -> None:
         """What the dead had learnt since the last average is lost, but for the first batches, where they have told."""
         lost, gone = 0, len(self._gone)
         _tell(self._unknown * gone // (ctx.size + gone),
               "they came from no loader, or from one that is read in a thread")
         for i, batch in enumerate(self._since):
-            parts = [batch.samples.pop(m) for m in sorted(self._gone & batch.samples.keys()) if i >= told.get(m, 0)]
+            parts = [batch.samples.pop(m) for m in sorted(self._gone & batch.samples.keys()) if i >= learnt.get(m, 0)]
             samples = [s for part in parts for s in part]
             if batch.loader.drop_last:
                 lost += len(samples)
@@ -161,10 +161,10 @@ class OwnGradients(Gradients):
         super()._put_off()
         self.owed.learnt()
 
-    def exchange_deferred(self) -> list[int]:
+    def exchange_gradients(self) -> list[int]:
         """Nothing is exchanged."""
         if not ctx.separate:
-            exchanged = super().exchange_deferred()
+            exchanged = super().exchange_gradients()
             self.owed.learnt()
             return exchanged
         own = self.in_order()

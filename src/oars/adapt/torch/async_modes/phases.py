@@ -63,7 +63,7 @@ class Phases:
         self.owed = gradients.owed = Owed()
         self.servers: ps_worker.Servers | None = None
         self.rounds: WeakKeyDictionary[Optimizer, Round] = WeakKeyDictionary()  # in the order they were made
-        self.held: list[Optimizer] = []  # while apart: the script may drop them before their weights are averaged
+        self.held: list[Optimizer] = []  # while separate: the script may drop them before their weights are averaged
         self.estimate, self.pace = Estimate(), Pace()
         self.made = 0  # optimizers
         self.moved = 0  # steps since all was averaged
@@ -224,7 +224,7 @@ class Phases:
         self.meeting = True
         if self.servers is not None and ctx.separate:
             self.servers.away()
-        pace = self.pace.told(*self.owed.taken()) if ctx.separate else (0, 0, 0)
+        pace = self.pace.report(*self.owed.taken()) if ctx.separate else (0, 0, 0)
         try:
             while True:
                 try:
@@ -288,14 +288,14 @@ class Phases:
             ctx.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
         return place in (STEP, NOTICE) or same or (place == PASS and not passing.any())
 
-    def _pass(self, stepping: np.ndarray, told: np.ndarray) -> None:
+    def _pass(self, stepping: np.ndarray, reports: np.ndarray) -> None:
         """Some ranks end a round; whoever waits elsewhere for them takes part."""
         if not len(stepping):
             return
         if (stepping[:, 1] != stepping[0, 1]).any():
-            self._parted(told)
+            self._parted(reports)
         self.pace.averages()
-        self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), told[:, 6])
+        self._average(next(o for o, r in self.rounds.items() if r.number == stepping[0, 1]), reports[:, 6])
         self.owed.averaged()
         self.pace.averaged()
 
@@ -384,14 +384,14 @@ class Phases:
         ctx.record.notice("the ranks' learning rates differed (a schedule follows each rank's own loss): all "
                           "ranks take the first rank's")
 
-    def _parted(self, told: np.ndarray) -> NoReturn:
-        here, there = 0, int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
+    def _parted(self, reports: np.ndarray) -> NoReturn:
+        here, there = 0, int(np.argmax((reports[:, :2] != reports[0, :2]).any(1)))
         names = [ctx.world.members[r] for r in (here, there)]
-        if told[here, 0] == told[there, 0] > NOTICE:
+        if reports[here, 0] == reports[there, 0] > NOTICE:
             ps_worker.refuse(f"the rows of rank {names[0]} and rank {names[1]} differ in shape and are to be joined "
                              f"(at {site()}): use --sync allreduce", 2)
-        print(f"oars: the ranks are out of step: rank {names[0]} {PLACES[told[here, 0]]}, rank {names[1]} "
-              f"{PLACES[told[there, 0]]}. In separate training each rank reads its own loss: let the script decide "
+        print(f"oars: the ranks are out of step: rank {names[0]} {PLACES[reports[here, 0]]}, rank {names[1]} "
+              f"{PLACES[reports[there, 0]]}. In separate training each rank reads its own loss: let the script decide "
               "by values that it reads in evaluation, or use --sync allreduce", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 

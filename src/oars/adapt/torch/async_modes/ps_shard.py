@@ -64,13 +64,13 @@ class Holder:
     """One part (see ``exchange/serving.py``)."""
 
     def __init__(self, data: bytes, wire: str) -> None:
-        told = loaded(data)
-        self.tensors: list[torch.Tensor] = [tensor.requires_grad_() for tensor in told["weights"]]
-        self.optimizer = told["class"].__new__(told["class"])
+        request = loaded(data)
+        self.tensors: list[torch.Tensor] = [tensor.requires_grad_() for tensor in request["weights"]]
+        self.optimizer = request["class"].__new__(request["class"])
         groups = [{**settings, "params": [self.tensors[i] for i in members]}
-                  for settings, members in zip(told["settings"], told["members"], strict=True)]
-        state = {self.tensors[i]: of for i, of in told["state"].items()}
-        self.optimizer.__setstate__({"defaults": told["defaults"], "param_groups": groups,
+                  for settings, members in zip(request["settings"], request["members"], strict=True)]
+        state = {self.tensors[i]: of for i, of in request["state"].items()}
+        self.optimizer.__setstate__({"defaults": request["defaults"], "param_groups": groups,
                                      "state": defaultdict(dict, state)})
         self.coding = Coding(laid_out(self.tensors), len(self.tensors), wire)
         self._copy: np.ndarray | None = None

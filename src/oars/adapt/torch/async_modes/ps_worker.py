@@ -21,6 +21,7 @@ import torch
 from torch import optim
 from torch.optim.optimizer import Optimizer
 
+from oars import runfolder
 from oars.adapt.torch.async_modes.load_balance import Estimate, Pace
 from oars.adapt.torch.async_modes.lost_samples import Owed
 from oars.adapt.torch.async_modes.ps_shard import Coding, dumped, loaded
@@ -56,7 +57,7 @@ class Served:
                 kinds = [carried(self.tensors[p.tensor].dtype) for p in pieces]
                 self.shards.append(shard)
                 self.codings[shard.key] = Coding(Layout(shapes, kinds), len(pieces), ctx.plan.wire)
-        self.told = b""  # the settings that servers know
+        self.known = b""  # the settings that servers know
         self._seen: list[torch.Tensor] = []  # some of each tensor, as the servers gave it
 
     def glance(self, pushes: int) -> None:
@@ -87,12 +88,12 @@ class Served:
 
     def take(self, optimizer: Optimizer, shard: Shard, data: np.ndarray) -> None:
         """What was held comes home."""
-        told = loaded(data.tobytes())
+        answer = loaded(data.tobytes())
         with torch.no_grad():
-            for n, (piece, weights) in enumerate(zip(shard.pieces, told["weights"], strict=True)):
+            for n, (piece, weights) in enumerate(zip(shard.pieces, answer["weights"], strict=True)):
                 tensor = self.tensors[piece.tensor]
                 _put(tensor, piece, weights)
-                for name, value in told["state"].get(n, {}).items():
+                for name, value in answer["state"].get(n, {}).items():
                     mine = optimizer.state[tensor]
                     before = mine.get(name)
                     if not (isinstance(value, torch.Tensor) and value.shape == weights.shape):
@@ -133,7 +134,7 @@ class Servers:
                 self._served.clear()
                 for optimizer, number in numbers.items():
                     self._served[optimizer] = served = Served(optimizer, number, living)
-                    served.told = pickle.dumps(settings_of(optimizer))
+                    served.known = pickle.dumps(settings_of(optimizer))
                 if all(ctx.world.allgather(ctx.world.rank > 0 or self._handed_out())):
                     return
             except RankLost:
@@ -179,8 +180,8 @@ class Servers:
         served = self._served[optimizer]
         served.check()
         settings = pickle.dumps(settings_of(optimizer))
-        news = settings if settings != served.told else b""
-        served.told = settings
+        news = settings if settings != served.known else b""
+        served.known = settings
         learnt = self._owed.averages << 32 | self._owed.count()
         with torch.no_grad():
             for shard in served.shards:
@@ -263,8 +264,8 @@ class Servers:
         living = list(self._desk.ears)
         for i in range(len(living)):
             self._desk.ask(Shard((-1, i), [], [*living[i:], *living[:i]]), head(ASK), NOTHING)
-        told = merge([message.body for message in self._answers().values()])
-        return {worker: n & 0xFFFFFFFF for worker, n in told.items() if n >> 32 == self._owed.averages}
+        answer = merge([message.body for message in self._answers().values()])
+        return {worker: n & 0xFFFFFFFF for worker, n in answer.items() if n >> 32 == self._owed.averages}
 
     def _end(self) -> NoReturn:
         refuse("a server died, and no other server has a copy of its data: the run ends"
@@ -284,7 +285,7 @@ class Servers:
         ctx.world.sent += self._desk.mail.bytes
         facts = dict(self._facts, sent_bytes=self._desk.mail.bytes)
         facts["staleness"] = round(facts["staleness"] / max(1, facts["pushes"]), 3)
-        path = ctx.record.folder / f"sync-{ctx.world.origin}.json"
+        path = ctx.record.folder / runfolder.sync(ctx.world.origin)
         path.write_text(json.dumps({"role": "worker", **facts}, indent=1) + "\n")
 
 

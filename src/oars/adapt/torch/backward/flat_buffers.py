@@ -42,7 +42,7 @@ class Layout:
         return [flat[o : o + prod(s) * d.itemsize].view(d).view(s) for o, s, d in self._tensors]
 
 
-class Plan:
+class Packing:
     """One set of leaves that get gradients together: their order (by serial) and their places."""
 
     def __init__(self, leaves: dict[int, Any]) -> None:
@@ -63,7 +63,7 @@ class Plan:
         self._result: list[torch.Tensor] = []
 
     def _died(self, _: weakref.ref) -> None:
-        self.dead = True  # the ids this plan goes by may soon mean other tensors
+        self.dead = True  # the ids by which this is found may soon mean other tensors
 
     def gradients(self) -> list[torch.Tensor]:
         """The leaves' gradients, to be laid in and taken out."""
@@ -116,10 +116,10 @@ class Weights:
         """How far they are from what is in a buffer, relative to its length."""
         with torch.no_grad():
             views = self.layout.views(buffer)
-            apart = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
-                        for view, t in zip(views, self.tensors, strict=True))
+            squares = sum(float((view - real(t).to("cpu", view.dtype)).square().sum())
+                          for view, t in zip(views, self.tensors, strict=True))
             length = sum(float(view.square().sum()) for view in views)
-        return (apart / length) ** 0.5 if length else 0.0
+        return (squares / length) ** 0.5 if length else 0.0
 
 
 def weights_of(optimizer: Optimizer) -> list[torch.Tensor]:

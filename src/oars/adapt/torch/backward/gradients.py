@@ -21,7 +21,7 @@ from oars.adapt.python import patching
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.python.signals import signals
 from oars.adapt.torch.backward import grad_hooks
-from oars.adapt.torch.backward.flat_buffers import Plan
+from oars.adapt.torch.backward.flat_buffers import Packing
 from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.backward_pass import Pass, local_root
@@ -54,7 +54,7 @@ class Gradients:
         self.next_serial = 0
         self.touched: list[torch.Tensor] = []
         self.pending: dict[int, torch.Tensor] = {}  # put-off ones
-        self.plans: dict[tuple, Plan] = {}
+        self.plans: dict[tuple, Packing] = {}
         self.running = 0
         self.begun = 0  # backwards so far
         self.backwards = 0  # since the last optimizer step
@@ -143,7 +143,7 @@ class Gradients:
         rows_.before_backward()
         before, waited_for = grad_hooks.before_backward(), grad_hooks.wait_behind()
         if waited_for and self.pending:
-            self.exchange_deferred()  # these were put off before there were hooks
+            self.exchange_gradients()  # these were put off before there were hooks
         if not self.passes:
             self.base = {id(p): (p, p.grad.clone()) for p in self._leaves() if p.grad is not None}
         here = Pass(rows, inputs, create_graph)
@@ -159,7 +159,7 @@ class Gradients:
             if ctx.spoilt and not self._redo_backwards():
                 return
             if before or waited_for or create_graph or not self._more_to_come():
-                exchanged = self.exchange_deferred()
+                exchanged = self.exchange_gradients()
                 grad_hooks.after_exchange(before)
                 if waited_for:
                     by_serial = {s: ref() for s, ref in self.serials.values()}
@@ -271,7 +271,7 @@ class Gradients:
         pattern = self.pattern
         return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
 
-    def exchange_deferred(self) -> list[int]:
+    def exchange_gradients(self) -> list[int]:
         """Exchange what was not yet: gradients of this backward, and any put off before. Returns whose, by serial."""
         began = perf_counter()
         inside = ctx.world.seconds
@@ -283,11 +283,11 @@ class Gradients:
             try:
                 if any(each.era != ctx.era for each in self.passes):
                     raise RankLost  # since the backwards that were put off
-                plan = self._plan(self.touched)
+                packing = self._packing(self.touched)
                 if ctx.handed and not ctx.record.played:
                     write_ledger()
-                exchanged = self._exchange(plan)
-                odd = [_mean_one_by_one(p.grad) for p in plan.odd()]
+                exchanged = self._exchange(packing)
+                odd = [_mean_one_by_one(p.grad) for p in packing.odd()]
                 if grad_hooks.wait_behind():  # in the order of the first rank's backward, which is one process's
                     exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
                 break
@@ -296,7 +296,7 @@ class Gradients:
                     return []
         for done in (self.touched, self.passes, self.base, ctx.handed):
             done.clear()  # type: ignore[attr-defined]
-        for p, grad in zip(plan.odd(), odd, strict=True):
+        for p, grad in zip(packing.odd(), odd, strict=True):
             p.grad = grad
         if ctx.guard is not None:
             ctx.guard.exchanged()
@@ -313,38 +313,38 @@ class Gradients:
         """The serials of touched leaves as backward came by them."""
         return list(dict.fromkeys(self.serials[id(p)][0] for p in self.touched))
 
-    def _plan(self, touched: list[torch.Tensor]) -> Plan:
+    def _packing(self, touched: list[torch.Tensor]) -> Packing:
         key = tuple(map(id, touched))
-        plan = self.plans.get(key)
-        if plan is None or plan.dead:
+        packing = self.plans.get(key)
+        if packing is None or packing.dead:
             if len(self.plans) > 32:
                 self.plans.clear()
             by_serial = {self.serials[id(p)][0]: p for p in touched if id(p) in self.serials}
-            plan = self.plans[key] = Plan(dict(sorted(by_serial.items())))
-        return plan
+            packing = self.plans[key] = Packing(dict(sorted(by_serial.items())))
+        return packing
 
-    def _exchange(self, plan: Plan, of_all: bool = False) -> list[int]:
+    def _exchange(self, packing: Packing, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
         exchange = self.exchange
         looked = ctx.guard.look() if ctx.guard is not None else ()
         # After a death a rank may have been helped over a meeting that another had finished: histories differ then.
         history = ctx.world.history if not ctx.world.era else 0
-        header = np.array([plan.digest, plan.nbytes, ctx.record.interrupted | signals.due << 1,
-                           self.compared or plan.values(), history, *looked], np.int64)
-        gradients = plan.gradients()
+        header = np.array([packing.digest, packing.nbytes, ctx.record.interrupted | signals.due << 1,
+                           self.compared or packing.values(), history, *looked], np.int64)
+        gradients = packing.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
-            early = exchange.holds(plan.nbytes)
+            early = exchange.holds(packing.nbytes)
             if early and not on_gpu:
-                plan.lay_in(exchange, gradients)
+                packing.lay_in(exchange, gradients)
             headers = exchange.agree(header)
             if (headers[:, 4] != header[4]).any():
                 raise Astray(f"oars: the ranks went out of step after the last step, before {site()} {PARTED}")
-            if (headers[:, 0] != plan.digest).any():
+            if (headers[:, 0] != packing.digest).any():
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
                                        "differently on some ranks")
-                return self._exchange_union(plan)
+                return self._exchange_union(packing)
             if len(set(headers[:, 3].tolist()) - {1}) > 1:
                 raise Astray("oars: the ranks' weights are not the same before the first step: the script makes them "
                              "in another order on each rank (by a set of modules or tensors? use a list), or draws "
@@ -354,28 +354,28 @@ class Gradients:
                 ctx.guard.compare(headers[:, 5:])
             if on_gpu:
                 _average_on_gpu(gradients)
-            elif plan.nbytes:
+            elif packing.nbytes:
                 if not early:
-                    exchange.reserve(plan.nbytes)
-                    plan.lay_in(exchange, gradients)
+                    exchange.reserve(packing.nbytes)
+                    packing.lay_in(exchange, gradients)
                     exchange.agree(header)
-                exchange.average(plan.spans, plan.shapes, plan.digest)
-                plan.take_out(gradients)
+                exchange.average(packing.spans, packing.shapes, packing.digest)
+                packing.take_out(gradients)
         self.interrupt |= bool((headers[:, 2] & 1).any())
         self.signalled |= bool((headers[:, 2] & 2).any())
         if debug.on:
-            debug.say(f"exchanged gradients of {len(plan.serials)} tensors, {plan.nbytes} bytes")
-        return plan.serials
+            debug.say(f"exchanged gradients of {len(packing.serials)} tensors, {packing.nbytes} bytes")
+        return packing.serials
 
-    def _exchange_union(self, plan: Plan) -> list[int]:
+    def _exchange_union(self, packing: Packing) -> list[int]:
         """Some ranks touched other leaves than others: those without a gradient take part with zeros."""
-        serials = sorted({s for part in ctx.world.allgather(plan.serials) for s in part})
+        serials = sorted({s for part in ctx.world.allgather(packing.serials) for s in part})
         by_serial = {s: ref() for s, ref in self.serials.values()}
         leaves: list[Any] = [by_serial[s] for s in serials]
         for p in leaves:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        return self._exchange(Plan(dict(zip(serials, leaves, strict=True))), of_all=True)
+        return self._exchange(Packing(dict(zip(serials, leaves, strict=True))), of_all=True)
 
     def stepped(self) -> None:
         """An optimizer stepped: learn how many backwards a step has."""
@@ -461,7 +461,7 @@ class _Watched:
         if tensor is None:
             return self
         if self.gradients.pending and not self.gradients.running:
-            self.gradients.exchange_deferred()
+            self.gradients.exchange_gradients()
         return _grad_slot.__get__(tensor)
 
     def __set__(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:

@@ -172,7 +172,7 @@ def _alike(data: Any, again: Any, rows: int, others: int) -> bool:
 def _pads(collate_fn: Callable[[Any], Any], mine: Any, every: Any, cut: Cut) -> bool:
     """Whether collating makes samples of different lengths fit each other, be they of one length in this batch.
 
-    Ranks that are apart do not ask later whether their rows are of one shape (``compare``): it has to be known now.
+    Ranks that train separately do not compare shapes later (``compare``): whether rows fit must be known now.
     """
     def differs(samples: list, whole: Any, of: Cut) -> bool:
         return _compare(whole, collate_fn(copy.deepcopy(samples)), of) is None
@@ -302,7 +302,7 @@ def default_spec(data: Any) -> Any:
     return "same" if parts is None else tuple(map(default_spec, parts))
 
 
-class Told(NamedTuple):
+class Compared(NamedTuple):
     """What all ranks have said of their parts of a batch."""
 
     fit: bool  # together: same kinds, same shapes but for the rows, of which each has its share
@@ -311,7 +311,7 @@ class Told(NamedTuple):
     remembers: bool  # reading showed that the data set has a memory, and some rank has read all
 
 
-def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Told:
+def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Compared:
     """What all ranks have got of a batch. ``spec``: None for the default collate's."""
     failed, remembered = isinstance(data, Failed), isinstance(data, Remembers)
     fits, mark = True, 0
@@ -324,10 +324,10 @@ def compare(data: Any, spec: Spec | None, cut: Cut, wrote: bool) -> Told:
         except (TypeError, ValueError):  # it is made of other parts than the first batch
             fits = False
         mark = zlib.crc32(repr(_print(data, spec)).encode()) + 1
-    told = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote, remembered]))
-    marks = set(told[:, 0].tolist()) - {0}
-    some = [bool(column.any()) for column in told.T]
-    return Told(len(marks) <= 1 and bool(told[:, 1].all()), *some[2:])
+    every = ctx.world.allgather_alike(np.array([mark, fits, failed, wrote, remembered]))
+    marks = set(every[:, 0].tolist()) - {0}
+    some = [bool(column.any()) for column in every.T]
+    return Compared(len(marks) <= 1 and bool(every[:, 1].all()), *some[2:])
 
 
 def _parts_by_row(data: Any, spec: Spec) -> Iterator[Any]:

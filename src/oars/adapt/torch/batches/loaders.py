@@ -2,11 +2,11 @@
 
 The sampler runs on every rank alike; its batches of indices are cut as they leave for the fetcher (in this process or
 in a worker). What a custom ``collate_fn`` makes of some samples must be the rows it would make of them in the whole
-batch: first batches are fetched whole and compared, later ones must agree in shape between ranks (for ranks that are
-apart, which ask nobody, it is tried on single samples at first). If it pads, sorts or mixes, whole batches are loaded
-from then on and cut where a model is called, as hand-made batches are. So are those of a ``collate_fn`` that draws
-random numbers, of a dataset that writes files when it is read (a cache, filled on first use), of iterable datasets and
-of ``batch_size=None``, and what is read in a thread.
+batch: first batches are fetched whole and compared, later ones must agree in shape between ranks (ranks that train
+separately do not ask each other: there it is tried on single samples at first). If it pads, sorts or mixes, whole
+batches are loaded from then on and cut where a model is called, as hand-made batches are. So are those of a
+``collate_fn`` that draws random numbers, of a dataset that writes files when it is read (a cache, filled on first use),
+of iterable datasets and of ``batch_size=None``, and what is read in a thread.
 
 Before a batch that was cut is handed out, ranks compare in one small message what they have: kinds, shapes, whether
 there is a row for each sample, whether reading failed. Where they differ the batch is read whole, by every rank: then
@@ -34,7 +34,7 @@ from oars.adapt.python.signals import signals
 from oars.adapt.torch.batches import collate
 from oars.adapt.torch.batches.collate import Cut
 from oars.adapt.torch.batches.memory import Remembers, Watching
-from oars.adapt.torch.batches.reading import Key, begin, is_apart, key_of, reading
+from oars.adapt.torch.batches.reading import Key, begin, is_aside, key_of, reading
 from oars.adapt.torch.batches.workers import begin_anew, seed_worker, turn
 from oars.adapt.torch.context import ctx, in_script_thread, offsets_of, on_every_rank, own
 from oars.adapt.torch.recovery import lineage
@@ -125,14 +125,14 @@ def _looks(dataset: Dataset) -> bool:
 def iter_init(self: _BaseDataLoaderIter, loader: DataLoader) -> None:
     """Replaces the iterators' ``__init__``: remember which loader's it is."""
     ctx.iterations += 1
-    begin(self, loader, _apart(loader))
+    begin(self, loader, _aside(loader))
     _plain["__init__"](self, loader)
 
 
-def _apart(loader: DataLoader) -> bool:
+def _aside(loader: DataLoader) -> bool:
     """Whether a loader is read beside the training, in a thread or by a data set: there nothing can be said to other
     ranks, nor may random streams be swapped, from which the script may draw meanwhile. Every rank then reads all."""
-    return is_apart(loader) or not ctx.in_step
+    return is_aside(loader) or not ctx.in_step
 
 
 def iter_reset(self: _BaseDataLoaderIter, loader: DataLoader, first_iter: bool = False) -> None:
@@ -150,8 +150,8 @@ def next_index(self: _BaseDataLoaderIter) -> Any:
     """Replaces ``_next_index``: cut what the sampler gives."""
     here = reading(self)
     if not here.queue and not ctx.in_step:  # the iterator was made before
-        here.apart = True
-    if here.apart:
+        here.aside = True
+    if here.aside:
         return _plain["_next_index"](self)
     if not _by_number(self):
         here.queue.append(None)
@@ -197,7 +197,7 @@ def iter_next(self: _BaseDataLoaderIter) -> Any:
             raise
         data = collate.Failed(error.with_traceback(None))  # (it would keep the iterator, and its workers)
     here = reading(self)
-    if here.apart:
+    if here.aside:
         if in_script_thread():
             ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing in the main "
                               "thread is still split")
@@ -220,15 +220,15 @@ def iter_next(self: _BaseDataLoaderIter) -> Any:
 def _is_everybodys(self: _BaseDataLoaderIter, error: Exception) -> bool:
     """A batch could not be read. Whether it was cut, and the other ranks have to be told."""
     here = reading(self)
-    if here.apart or not here.queue:
+    if here.aside or not here.queue:
         return False
     cut = here.queue[0]
     if cut is None or cut.whole or cut.uncut or ctx.alone:
         here.queue.popleft()
         if cut is not None and ctx.alone and not (cut.whole or cut.uncut or ctx.separate):
             why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]  # a worker tells all of its traceback
-            ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}), and the script goes on "
-                                "without them, of which the other ranks do not know: leave them out of the data set")
+            ctx.world.astray = (f"rank {ctx.world.origin} could not read its samples ({why}) and the script ignored "
+                                "the error: ranks are now on different batches; remove these samples from the data set")
         return False
     return True
 
@@ -324,20 +324,20 @@ def _batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
         return data.data if remembered and data.data is not None else _refetch(self, cut)
     default = self._collate_fn in collate.DEFAULT
     if not (ctx.alone and (default or ctx.phases.any_shape())):
-        told = collate.compare(data, None if default else spec, cut, loader.wrote)
-        if told.failed:
+        found = collate.compare(data, None if default else spec, cut, loader.wrote)
+        if found.failed:
             return _fail(self, data, cut)
-        if told.wrote or told.remembers:
-            _not_in_parts(loader, self._dataset, told.remembers)
-            if told.remembers and self._num_workers and ctx.plan.batch != "keep":
+        if found.wrote or found.remembers:
+            _not_in_parts(loader, self._dataset, found.remembers)
+            if found.remembers and self._num_workers and ctx.plan.batch != "keep":
                 begin_anew(self, cut.indices)
                 reading(self).queue.popleft()
                 return _plain["__next__"](self)
             return data.data if remembered else _refetch(self, cut)
-        if not told.fit and default:
+        if not found.fit and default:
             ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
                               "every rank reads such batches whole")
-        if not told.fit:
+        if not found.fit:
             every = _refetch(self, cut)
             return every if default else _not_by_row(self, every)
         if loader not in _ways:
@@ -413,20 +413,20 @@ def _fetcher(self: _BaseDataLoaderIter) -> Any:
 def loader_iter(self: DataLoader) -> Any:
     """Replaces ``DataLoader.__iter__``: a moment for all ranks to check that their common streams agree, and whether
     samples wrote files."""
-    if _apart(self):
+    if _aside(self):
         return _iter(self)
     key = key_of(self)
     late = _ways.get(key, (BY_ROW,))[0] == BY_ROW  # later than in its first batch
     mine = random_.fingerprint(), late and (key.wrote or key.late), late and key.late, signals.due
-    told = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
-    if any(due for *_, due in told):
+    every = until_none_is_lost(lambda: ctx.world.allgather(mine), lineage.renew)
+    if any(due for *_, due in every):
         signals.deliver()
-    if any(stream != told[0][0] for stream, *_ in told):
+    if any(stream != every[0][0] for stream, *_ in every):
         ctx.record.notice("the ranks' random streams differed (something drew numbers on some ranks only); all "
                           "ranks continue from the first rank's")
         random_.restore(ctx.world.broadcast(random_.state))
-    if any(wrote for _, wrote, *_ in told):
-        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in told))
+    if any(wrote for _, wrote, *_ in every):
+        _not_in_parts(key, self.dataset, any(remembers for *_, remembers, _ in every))
     return _iter(self)
 
 

@@ -33,8 +33,8 @@ class Key:
 class Reading:
     """One pass over a loader's batches; of an iterator, which carries nothing of ours."""
 
-    def __init__(self, loader: Key, apart: bool) -> None:
-        self.loader, self.apart = loader, apart
+    def __init__(self, loader: Key, aside: bool) -> None:
+        self.loader, self.aside = loader, aside  # aside: read beside the training
         self.queue: deque[Any] = deque()  # the cuts of batches on their way
         self.turned = 0  # by how much workers are turned, see workers.py
         self.place = (ctx.iterations, 0)  # which pass this is, and how many batches it has given
@@ -42,7 +42,7 @@ class Reading:
 
 _keys: WeakKeyDictionary[DataLoader, Key] = WeakKeyDictionary()
 _readings: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
-_apart_for_good: WeakSet[DataLoader] = WeakSet()
+_aside_for_good: WeakSet[DataLoader] = WeakSet()
 
 
 def key_of(loader: DataLoader) -> Key:
@@ -52,9 +52,9 @@ def key_of(loader: DataLoader) -> Key:
     return _keys[loader]
 
 
-def keep_apart(loader: DataLoader) -> None:
+def keep_aside(loader: DataLoader) -> None:
     """This loader is read whole by every rank, beside the training."""
-    _apart_for_good.add(loader)
+    _aside_for_good.add(loader)
 
 
 def share_key(loader: DataLoader, key: Key) -> None:
@@ -62,14 +62,14 @@ def share_key(loader: DataLoader, key: Key) -> None:
     _keys[loader] = key
 
 
-def begin(iterator: _BaseDataLoaderIter, loader: DataLoader, apart: bool) -> None:
+def begin(iterator: _BaseDataLoaderIter, loader: DataLoader, aside: bool) -> None:
     """An iterator over a loader's batches is made."""
-    _readings[iterator] = Reading(key_of(loader), apart)
+    _readings[iterator] = Reading(key_of(loader), aside)
 
 
-def is_apart(loader: DataLoader) -> bool:
-    """Whether it is kept apart."""
-    return loader in _apart_for_good
+def is_aside(loader: DataLoader) -> bool:
+    """Whether it is always read beside the training."""
+    return loader in _aside_for_good
 
 
 def reading(iterator: _BaseDataLoaderIter) -> Reading:

@@ -95,7 +95,7 @@ class Moving:
         return id(buffer) in self._ever or self._known.get(id(buffer), (None, -1))[1] != buffer._version
 
 
-_verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # of ranks together, and apart
+_verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # together, and in separate training
 _moving: WeakKeyDictionary[nn.Module, Moving] = WeakKeyDictionary()
 _first_calls = itertools.count()
 _draws: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # what random streams a call draws from
@@ -199,7 +199,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     nested = nests(self, args, kwargs)
     if hooked or nested or isinstance(self, torch.jit.ScriptModule) or (
             ctx.separate and any(_joined(leaf) for leaf in leaves)):
-        # C++ code and hooks on gradients know only whole tensors; what was joined while ranks are apart stays so.
+        # C++ code and hooks on gradients know only whole tensors; what was joined in separate training stays so.
         args, kwargs = tree_unflatten([whole(x, "call") if isinstance(x, Rows) else x for x in leaves], spec)
         with torch._C.DisableTorchFunction() if nested else nullcontext():
             out = _deeper(_call, self, args, kwargs)
@@ -213,7 +213,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         form = _ADDRESS.sub("", form)
     kinds = tuple(kind_of(leaf, offsets, side) for leaf in leaves)
     key: tuple = (ctx.mode, torch.is_grad_enabled(), hooks_of_all_modules(), form, kinds)
-    # Ranks that are apart call as each of them sees fit: what they know of that must not touch what they do together.
+    # In separate training each rank calls as it sees fit: what it learns there must not change what all do together.
     of_module = _verdicts.setdefault(self, ({}, {}))[ctx.separate]
     if len(of_module) > 100:  # numbers among the arguments are part of the key
         of_module.clear()
@@ -337,7 +337,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         ctx.record.notice(f"{type(module._orig_mod).__name__} has {'noise' if noisy else 'dropout'} and runs "
                           f"uncompiled, so that it {'draws' if noisy else 'drops'} what one process would")
         trace.events.append("random")
-    # Nothing that the ranks see should differ, but were it to, they must still call alike; unless they are apart.
+    # Nothing that the ranks see should differ, but were it to, they must still call alike; not in separate training.
     if _on_any_rank(trace.events):
         trace.events.append("elsewhere")
     elif rehearsal is not None:
@@ -370,7 +370,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     if verdict.way == SPLIT or (verdict.way == ROWS and trace.worked):
         ctx.worked()
     if debug.on:
-        why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "its rows do not meet"
+        why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "no operation mixes its rows"
         debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
     _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
     return out

@@ -8,7 +8,7 @@ of this; its loop goes on with the values of the whole batch.
 A result that all ranks hold alike (a loss, a gathered tensor) keeps its value, which was complete. Where it has a graph
 it is a *boundary*: what is above it in the graph is the same on every rank, what is below belongs to rows. When a
 backward has to be done again, the gradients that arrived at its boundaries go back through graphs made anew
-(``gradients.py``).
+(``backward/gradients.py``, ``recovery/backward_pass.py``).
 
 Rows that outlive a step of their optimizer cannot be made again: the weights have moved on. A script that counts right
 answers behind ``optimizer.step()`` uses such. So before the first step what a model gave is gathered, and before those

@@ -159,8 +159,8 @@ class Growth:
         """The first rank: until all are there, or one never will be."""
         if self.launch is None or not snapshot or "port" in self._answer:
             return
-        told = json.loads((ctx.record.folder / runfolder.GROWING).read_text())
-        _put(runfolder.GROWING, {**told, "snapshot": snapshot})
+        request = json.loads((ctx.record.folder / runfolder.GROWING).read_text())
+        _put(runfolder.GROWING, {**request, "snapshot": snapshot})
         self.since = time.time()
         while not all(_there(runfolder.there(r)) for r in self.new):
             if why := self._trouble(ARRIVES_WITHIN):
@@ -168,21 +168,21 @@ class Growth:
                 return
             time.sleep(LOOK_EVERY)
         self._answer = {"port": joining.open_port()}
-        _put(runfolder.GROWING, {**told, "snapshot": snapshot, **self._answer})
+        _put(runfolder.GROWING, {**request, "snapshot": snapshot, **self._answer})
 
 
 def over(**answer: Any) -> None:
     """The first rank: growing has come to its end, good or not; of what was started for nothing, nothing stays."""
     folder = ctx.record.folder
     try:
-        told = json.loads((folder / runfolder.GROWING).read_text())
+        request = json.loads((folder / runfolder.GROWING).read_text())
         os.unlink(folder / runfolder.GROWING)
     except (OSError, ValueError):
         return
     _put(runfolder.GROWN, answer)
     if "failed" not in answer:
         return
-    for rank in range(told.get("first", 0), told.get("first", 0) + told.get("count", 0)):
+    for rank in range(request.get("first", 0), request.get("first", 0) + request.get("count", 0)):
         ctx.world.board.gone(rank)
         pid = _pid(rank)
         if pid is not None and _lives(pid):
@@ -239,25 +239,25 @@ def further() -> tuple[dict[str, Any], list]:
     """This rank has played all that there was when it was started: wait until the others wait, and play on."""
     _put(runfolder.ready(ctx.world.origin), {})
     folder = ctx.record.folder
-    header, blobs = snapshot_file.read(folder / runfolder.SNAPSHOTS / _told("snapshot"))
+    header, blobs = snapshot_file.read(folder / runfolder.SNAPSHOTS / _asked_for("snapshot"))
     tape.play_on(read_tape(folder, header["tape"]))
     return header, blobs
 
 
 def join(header: dict[str, Any], gradients: Gradients) -> None:
     """This rank stands where the others wait, and has their state: meet them."""
-    told, world = header["joins"], ctx.world
-    ctx.iterations, gradients.next_serial = told["iterations"], told["next serial"]
-    random_.draw_on(told["drawn"])
-    for params, serials in zip(_parameters(), told["serials"], strict=True):
+    joins, world = header["joins"], ctx.world
+    ctx.iterations, gradients.next_serial = joins["iterations"], joins["next serial"]
+    random_.draw_on(joins["drawn"])
+    for params, serials in zip(_parameters(), joins["serials"], strict=True):
         for p, serial in zip(params, serials, strict=True):
             gradients.serials[id(p)] = serial, weakref.ref(p)
     gradients.plans.clear()
-    _write_as_the_voice_did(_told("voice"))
+    _write_as_the_voice_did(_asked_for("voice"))
     rewind.join(header["files"])
-    ctx.record.go_on_from(told["record"])
+    ctx.record.go_on_from(joins["record"])
     _put(runfolder.there(world.origin), {})
-    if not joining.join(world, _told("port")):
+    if not joining.join(world, _asked_for("port")):
         posix._exit(0)  # the system's own: the script's is watched
     _put(runfolder.joined(world.origin), {})
     _all_here()
@@ -269,18 +269,18 @@ def join(header: dict[str, Any], gradients: Gradients) -> None:
     ctx.record.grown(ctx.plan.joining["count"], world.size, 0.0)
 
 
-def _told(key: str) -> Any:
+def _asked_for(key: str) -> Any:
     """What the first rank says, once it does; when it has given up this rank ends."""
     path = ctx.record.folder / runfolder.GROWING
     while True:
         try:
-            told = json.loads(path.read_text())
+            request = json.loads(path.read_text())
         except OSError:
             raise Diverged("no rank waits for it any more") from None
-        if told.get("first") != ctx.plan.joining["first"]:
+        if request.get("first") != ctx.plan.joining["first"]:
             raise Diverged("no rank waits for it any more")
-        if key in told:
-            return told[key]
+        if key in request:
+            return request[key]
         time.sleep(LOOK_EVERY)
 
 

@@ -46,11 +46,11 @@ def scalar(read: Callable[..., Any]) -> Any:
             value = read(*args, **kwargs)
             tape.put_value(value)
             return value
-        told = tape.take_value()
-        if tape.strict and not _tainted(args) and not _agree(value := read(*args, **kwargs), told):
-            raise Diverged(f"{site()} reads {value} where, the first time, it read {told}: the data, the seed or the "
-                           "script has changed")
-        return told
+        recorded = tape.take_value()
+        if tape.strict and not _tainted(args) and not _agree(value := read(*args, **kwargs), recorded):
+            raise Diverged(f"{site()} reads {value} where, the first time, it read {recorded}: the data, the seed or "
+                           "the script has changed")
+        return recorded
 
     return call
 
@@ -69,26 +69,26 @@ def array(read: Callable[..., Any]) -> Any:
                 value = read(self, *args, **kwargs)
                 tape.put_value(np.asarray(value) if name == "tolist" else value)
                 return value
-            told = tape.take_value()
+            recorded = tape.take_value()
             if not _tainted((self,)):
                 return read(self, *args, **kwargs)
         finally:
             tape.busy -= 1
-        if told is TooLarge:
+        if recorded is TooLarge:
             unsure.setdefault(site(), "values of more than 64 kB that were read here are not on the tape")
-            told = np.zeros(tuple(self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
+            recorded = np.zeros(tuple(self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
         if name == "tolist":
-            return told.tolist() if isinstance(told, np.ndarray) else told
-        return told.astype(args[0]) if name == "__array__" and args and args[0] is not None else told
+            return recorded.tolist() if isinstance(recorded, np.ndarray) else recorded
+        return recorded.astype(args[0]) if name == "__array__" and args and args[0] is not None else recorded
 
     return call
 
 
-def _agree(value: object, told: Any) -> bool:
+def _agree(value: object, recorded: Any) -> bool:
     """Equal, but for rounding."""
-    if isinstance(value, float) and isinstance(told, float):
-        return abs(value - told) <= 1e-3 * max(1.0, abs(told)) or repr(value) == repr(told)
-    return value == told
+    if isinstance(value, float) and isinstance(recorded, float):
+        return abs(value - recorded) <= 1e-3 * max(1.0, abs(recorded)) or repr(value) == repr(recorded)
+    return value == recorded
 
 
 def _tainted(args: tuple) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 _main = threading.main_thread()
-_told: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # iterators asked for a batch -> whether they read samples
+_asked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # iterators asked for a batch -> whether they read samples
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ def loader_iter(inner: Callable[..., Any]) -> Any:
 def next_index(inner: Callable[..., Any]) -> Any:
     def index(self: _BaseDataLoaderIter) -> Any:
         out = inner(self)
-        if tape.busy and self in _told and self._num_workers == 0:
+        if tape.busy and self in _asked and self._num_workers == 0:
             streams.enter()  # the sampler's draws are the script's; what reading samples draws is passed over
-            _told[self] = True
+            _asked[self] = True
         return out
 
     return index
@@ -162,7 +162,7 @@ def iter_next(inner: Callable[..., Any]) -> Any:
         if tape.playing:
             return player.unnumbered(inner, self)
         tape.busy += 1
-        _told[self] = False
+        _asked[self] = False
         try:
             data = inner(self)
         except StopIteration:
@@ -170,7 +170,7 @@ def iter_next(inner: Callable[..., Any]) -> Any:
             raise
         finally:
             tape.busy -= 1
-            reads = _told.pop(self)
+            reads = _asked.pop(self)
         tape.put_kind(b"b", describe.describe(data))
         if reads:
             streams.leave()
