@@ -101,12 +101,12 @@ class World:
         self.astray = ""  # why this rank is not where the others are, and must not meet them
         self.dissents = 0  # how often ranks came together because of an error
         self.seconds = 0.0
-        self.exchanged = 0  # bytes averaged so far
+        self.exchanged = self.ahead = 0  # bytes averaged so far; those of them that had left before backward was over
         self.sent = 0  # bytes that this rank gave MPI to send, each counted once however many it is for
         self._done = 0
         self._kept: Any = None  # the last collective's result
         self._in_hand: Any = None  # a result that counts once all have met behind it
-        self._abandoned: list[Any] = []
+        self.abandoned: list[Any] = []  # messages that nobody waits for, and their buffers: MPI may still look at them
         self.set_ranks(comm, self.places(comm))
 
     def places(self, comm: Any) -> list[tuple[int, int, str]]:
@@ -286,8 +286,8 @@ class World:
                 pass
 
     def split(self, color: int) -> Any:
-        """A communicator of the ranks that give the same ``color``, good until the next loss."""
-        comm = self._meet("split", lambda: self.comm.Split(color, self.rank), None)
+        """A communicator of the ranks that give the same ``color``, in the order of hosts, good until the next loss."""
+        comm = self._meet("split", lambda: self.comm.Split(color, self.node), None)
         if self.survives:
             comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.derived.append(comm)
@@ -435,7 +435,7 @@ class World:
             while not request.Test():
                 sleep(2e-5)
         except self._mpi.Exception:
-            self._abandoned.append((request, buffer))  # MPI may still look at them
+            self.abandoned.append((request, buffer))
             raise
 
     def _somebody_fell(self) -> bool:

@@ -1,8 +1,9 @@
 """The mean of every rank's flat buffer, on every rank, to the bit the same.
 
 Ranks of one host reduce in shared memory: each lays its buffer into its own segment, each sums its part of all
-segments into one result, and all read that. Between hosts, ranks with the same place on their host sum their part over
-MPI. Two meetings per exchange: one to agree on what is exchanged, one when the result is complete.
+segments into one result, and all read that. Between hosts, ranks with the same place on their host average their part
+over MPI (``across.py``); where hosts have unequally many ranks, as many of each do that as the smallest has. Two
+meetings per exchange: one to agree on what is exchanged, one when the result is complete.
 
 The memory is anonymous (``memfd``): other ranks open it through /proc, and nothing stays behind, however a rank ends.
 """
@@ -13,13 +14,16 @@ import mmap
 import os
 import resource
 import tempfile
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from time import sleep  # as it is now: scripts are given another clock later
 from typing import Any
 
 import numpy as np
 
 from oars.engine.world import World
+from oars.exchange.across import MOST, Across
 
 _BLOCK = 1 << 16  # elements summed at a time, so that they stay in the core's cache
 
@@ -37,8 +41,16 @@ class Exchange:
         self.generation = 0  # grows whenever buffers move: views of them must be made anew
         self.inbox = np.empty(0, np.uint8)
         self.result = np.empty(0, np.uint8)
+        self.across: Across | None = None  # how this rank averages with other hosts, if it does
+        self.laid = np.empty(0, np.int64)  # what ranks of this host have laid in, by their places; see ``early.py``
         self._segments: list[np.ndarray] = []
+        self._places = self._hosts = 0  # so many ranks of each host average with other hosts; 0: there are none
         self._comm: Any = None  # of which ranks these are buffers: another one after every loss
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is something to gain when parts leave before all is there: there are other hosts."""
+        return not self.lossy and 0 < self._hosts <= MOST
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
@@ -52,9 +64,10 @@ class Exchange:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
         world = self.world
         capacity = -(-max(nbytes, 1 << 16) // 4096) * 4096
-        mine = _Memory(capacity * (2 if world.local_rank == 0 else 1))  # the first of a host has the result as well
-        every = world.allgather((world.local_size, world.node, mine.path))
-        on_host = [path for _, node, path in every if node == world.node]
+        # The first of a host has the result as well, and behind it a cache line for each rank.
+        mine = _Memory(capacity if world.local_rank else 2 * capacity + 64 * world.local_size)
+        every = world.allgather((world.node, mine.path))
+        on_host = [path for node, path in every if node == world.node]
         problem = None
         try:
             views = [mine.view if path == mine.path else _Memory(0, path).view for path in on_host]
@@ -66,15 +79,23 @@ class Exchange:
             raise problem
         self._segments = [view[:capacity] for view in views]
         self.inbox = self._segments[world.local_rank]
-        self.result = views[0][capacity:]
-        self._even = len({size for size, _, _ in every}) == 1
-        self._across = None
+        self.result = views[0][capacity : 2 * capacity]
+        self.laid = views[0][2 * capacity :].view(np.int64)[::8]
+        self.across, self._places, self._hosts = None, 0, 0
         if world.size != world.local_size:
-            # Between hosts: all places in step where hosts have equally many ranks, else the first of each for all.
-            place = world.local_rank if self._even else min(world.local_rank, 1)
-            self._across = world.split(place)
+            on_each = Counter(node for node, _ in every)
+            self._places, self._hosts = min(on_each.values()), len(on_each)
+            comm = world.split(min(world.local_rank, self._places))
+            if world.local_rank < self._places:
+                self.across = Across(world, comm)
         self.capacity, self._comm = capacity, world.comm
         self.generation += 1
+
+    def forsake(self) -> None:
+        """What is under way is of no use any more, on any rank. These buffers are not used again."""
+        if self.across is not None:
+            self.world.abandoned.append((self.across.abandon(), self.inbox, self.result))
+        self._comm = None
 
     def average(self, spans: list[Span], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
                 of: Hashable = None) -> None:
@@ -83,44 +104,68 @@ class Exchange:
         For who makes use of it (``compressed.py``): the tensors in them (first byte, shape), and whose they are.
         """
         def work() -> None:
-            with np.errstate(all="ignore"):  # what the script has NumPy raise is for its own numbers
-                for start, count, dtype in spans:
-                    self._average_span(start, count, np.dtype(dtype))
+            try:
+                for span in spans:
+                    self.begin(span)
+                self.wait()
+            except Exception:
+                self.forsake()
+                raise
 
         self.world.together("exchange", work)
         self.world.exchanged += sum(count * np.dtype(dtype).itemsize for _, count, dtype in spans)
 
-    def _average_span(self, start: int, count: int, dtype: np.dtype) -> None:
+    def begin(self, span: Span) -> None:
+        """Average this rank's part of a span: at once, or, with other hosts, what is there when ``wait`` is over. All
+        ranks of this host have laid it in. Its numbers in the inbox are of no use afterwards."""
+        start, count, dtype = span[0], span[1], np.dtype(span[2])
         stop = start + count * dtype.itemsize
         parts = [s[start:stop].view(dtype) for s in self._segments]
         result = self.result[start:stop].view(dtype)
-        n, r = self.world.local_size, self.world.local_rank
-        if self._across is not None and not self._even:
-            n, r = 1, r  # the first rank of each host does it all
+        n, r = self._places or self.world.local_size, self.world.local_rank
         if r >= n:
             return
         line = 64 // dtype.itemsize  # parts begin at cache lines, so that no two ranks write to one
         lines = -(-count // line)
         low, high = lines * r // n * line, min(lines * (r + 1) // n * line, count)
-        share = dtype.type(1) / dtype.type(self.world.size)
-        for b in range(low, high, _BLOCK):
-            e = min(b + _BLOCK, high)
-            out = result[b:e]
-            if len(parts) == 1:
-                np.copyto(out, parts[0][b:e])
-            else:
-                np.add(parts[0][b:e], parts[1][b:e], out=out)
-            for part in parts[2:]:
-                np.add(out, part[b:e], out=out)
-            if self._across is None:
-                np.multiply(out, share, out=out)
-        if self._across is not None:
-            from mpi4py import MPI
+        with np.errstate(all="ignore"):  # what the script has NumPy raise is for its own numbers
+            if self.across is None:
+                _sum(parts, result, low, high, dtype.type(1) / dtype.type(self.world.size))
+                return
+            if len(parts) > 1:  # no other rank looks at our part of our inbox
+                _sum(parts, parts[r], low, high)
+        if self.across.hosts <= MOST:
+            self.across.start(parts[r][low:high], result[low:high])
+        else:
+            self.across.allreduce(parts[r][low:high], result[low:high])
 
-            own = result[low:high]
-            self.world.sent += own.nbytes
-            self._across.Allreduce(MPI.IN_PLACE, own)
-            np.multiply(own, share, out=own)
+    def wait(self) -> None:
+        """Wait until what this rank has begun is in the result."""
+        tries = 0
+        while self.across is not None and not self.across.poll():
+            tries += 1
+            if self.world.patient and tries > 20:
+                sleep(2e-5)
+            else:
+                os.sched_yield()
+
+
+def _sum(parts: list[np.ndarray], into: np.ndarray, low: int, high: int, share: Any = None) -> None:
+    """The sum of all parts from ``low`` to ``high``, or a share of it; ``into`` may be one of them."""
+    room = np.empty(min(_BLOCK, high - low), into.dtype) if len(parts) > 1 and share is None else into
+    for b in range(low, high, _BLOCK):
+        e = min(b + _BLOCK, high)
+        out = into[b:e] if room is into else room[: e - b]
+        if len(parts) == 1:
+            np.copyto(out, parts[0][b:e])
+        else:
+            np.add(parts[0][b:e], parts[1][b:e], out=out)
+        for part in parts[2:]:
+            np.add(out, part[b:e], out=out)
+        if share is not None:
+            np.multiply(out, share, out=out)
+        elif room is not into:
+            np.copyto(into[b:e], out)
 
 
 @contextmanager
