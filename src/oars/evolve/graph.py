@@ -100,14 +100,16 @@ class Net:
 
     # -- a cut
 
-    def choose(self, wanted: Callable[[int], int], worth: Callable[[str], torch.Tensor | None]) -> Cut | None:
+    def choose(self, wanted: Callable[[int], int], worth: Callable[[str], torch.Tensor | None],
+               norms: bool = False) -> Cut | None:
         """The cut after which each layer has ``wanted(its first width)`` units, those of most ``worth`` (of a tensor's
-        elements, by its name); None if there is nothing to cut. What cannot be cut any more gets a reason."""
+        elements, by its name; with ``norms`` those of BatchNorm count too); None if there is nothing to cut. What
+        cannot be cut any more gets a reason."""
         groups = self.groups(*self.ghost())
         chosen = {}
         for root in self.roots:
             group = groups[root]
-            away = least(group, wanted(self.widths[root]), self._scores(group, worth))
+            away = least(group, wanted(self.widths[root]), self._scores(group, worth, norms))
             if away:
                 chosen[root] = away
         if not chosen:
@@ -120,11 +122,17 @@ class Net:
         good = {root: units for root, units in chosen.items() if not found[root]}
         return self.cut(good) if good else None
 
-    def _scores(self, group: Group, worth: Callable[[str], torch.Tensor | None]) -> torch.Tensor:
+    def _scores(self, group: Group, worth: Callable[[str], torch.Tensor | None], norms: bool) -> torch.Tensor:
         scores = torch.zeros(group.units, dtype=torch.float64)
         modules = dict(self.model.named_modules())
         for member in group.members:
             module = modules.get(member.layer)
+            if norms and isinstance(module, nn.modules.batchnorm._NormBase):
+                for key in ("weight", "bias"):
+                    elements = worth(f"{member.layer}.{key}")
+                    if elements is not None and elements.shape[0] > int(member.indices.max()):
+                        scores.index_add_(0, member.roots, elements.double().cpu()[member.indices])
+                continue
             if not isinstance(module, ROOTS):
                 continue
             elements = worth(f"{member.layer}.weight" if member.layer else "weight")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,8 +17,9 @@ CUTS = 8
 WIDEN_AT = 10  # steps: by then optimizers know what is large
 SCORES = ("wv", "w", "random")
 WHEN = "0.5..3passes"
-STEP_OF_WIDTH = 8  # widths that are multiples of this compute fast; others gain nothing
-BACK_WITHIN = 0.05  # the loss has to come back so near to where it was before the last cut
+STEP_OF_WIDTH = 8  # widths that are multiples of this compute fast; the last ones are
+BACK_WITHIN = 0.05  # the loss has to come back so near to where it was lowest before a cut
+LONGEST = 100  # steps over which losses are averaged
 LEAST_RATE = 0.3  # of the learning rate's peak: below it there is no time left to recover
 
 
@@ -57,9 +60,9 @@ def pruning(keep: str | None, when: str | None, score: str | None) -> Pruning | 
 
 
 def width(original: int, keep: float, cut: int) -> int:
-    """How many units a layer has after this cut (the first is 1)."""
-    wanted = original * keep ** (cut / CUTS)
-    return min(original, max(STEP_OF_WIDTH, math.ceil(wanted / STEP_OF_WIDTH - 1e-9) * STEP_OF_WIDTH))
+    """How many units a layer has after this cut (the first is 1). On the way any number will do."""
+    last = max(1, math.ceil(original * keep / STEP_OF_WIDTH - 1e-9)) * STEP_OF_WIDTH
+    return min(original, max(last, math.ceil(original * keep ** (cut / CUTS) - 1e-9)))
 
 
 @dataclass
@@ -124,10 +127,10 @@ class Schedule:
         self.over = ""  # why there are no more
         self._peak = 0.0  # of the learning rate
         self._rate = 0.0
-        self._loss: Any = None  # smoothed
-        self._before: float | None = None  # the loss before the last cut
-        self._last = 0.0  # when that was, in steps
-        self._window = 20.0  # steps over which losses are smoothed
+        self._losses: deque[Any] = deque(maxlen=LONGEST)  # the last ones, as tensors: reading them would wait
+        self._before: float | None = None  # the lowest loss before a cut: what each cut costs must not add up
+        self._last = 0.0  # when the last cut was, in steps
+        self._window = 20  # steps over which a loss is the mean
 
     def step(self, loss: Any, rate: float | None) -> None:
         """The optimizer has stepped, with this loss (a detached tensor of one number, or None)."""
@@ -135,7 +138,12 @@ class Schedule:
         if rate is not None:
             self._rate, self._peak = rate, max(rate, self._peak)
         if loss is not None:
-            self._loss = loss.double() if self._loss is None else self._loss.lerp(loss.double(), 1 / self._window)
+            self._losses.append(loss.double())
+
+    def _loss(self) -> float | None:
+        """The mean of the last steps' losses."""
+        last = [float(loss) for loss in itertools.islice(reversed(self._losses), self._window)]
+        return sum(last) / len(last) if last else None
 
     def due_at(self, cut: int) -> float:
         """When this cut (the first is 1) is due, in the plan's unit."""
@@ -156,7 +164,7 @@ class Schedule:
             self.over = (f"cuts end after {self.done} of {CUTS}: the learning rate is below {LEAST_RATE:.0%} of its "
                          "peak, so there is no time left to recover; cut earlier (--prune-when)")
             return False
-        loss = None if self._loss is None else float(self._loss)
+        loss = self._loss()
         if self._before is None or loss is None:
             return True
         if loss <= self._before + BACK_WITHIN * abs(self._before):
@@ -164,7 +172,7 @@ class Schedule:
         now = self.clock.now(self.plan["unit"])
         if now is not None and now > 2 * self.plan["last"] - self.plan["first"]:
             self.over = (f"cuts end after {self.done} of {CUTS}: the loss is {loss:.4g}, and was {self._before:.4g} "
-                         "before the last one; keep more (--prune)")
+                         "before a cut; keep more (--prune)")
         return False
 
     def end(self, why: str) -> None:
@@ -174,20 +182,22 @@ class Schedule:
     def made(self) -> None:
         """The cut was made."""
         self.done += 1
-        self._before = None if self._loss is None else float(self._loss)
+        loss = self._loss()
+        self._before = loss if loss is None or self._before is None else min(loss, self._before)
         now = self.clock.now(self.plan["unit"]) or 0.0
         apart = (self.plan["last"] - self.plan["first"]) / (CUTS - 1)
         steps = apart * self.clock.steps / now if now else 0.0
-        self._last, self._window = self.clock.steps, min(100.0, max(4.0, steps / 3))
+        self._last, self._window = self.clock.steps, min(LONGEST, max(4, round(steps / 3)))
 
     def state(self) -> dict[str, Any]:
         """What a snapshot holds of it."""
         return {"clock": self.clock.state(), "done": self.done, "over": self.over, "peak": self._peak,
-                "loss": None if self._loss is None else float(self._loss), "before": self._before, "last": self._last,
+                "losses": [float(loss) for loss in self._losses], "before": self._before, "last": self._last,
                 "window": self._window}
 
-    def restore(self, state: dict[str, Any], loss: Any, source: Pass) -> None:
-        """Go on from a snapshot; ``loss`` is the smoothed one as a tensor."""
+    def restore(self, state: dict[str, Any], source: Pass) -> None:
+        """Go on from a snapshot."""
         self.clock.restore(state["clock"], source)
         self.done, self.over, self._peak, self._before = state["done"], state["over"], state["peak"], state["before"]
-        self._last, self._window, self._loss = state["last"], state["window"], loss
+        self._last, self._window = state["last"], state["window"]
+        self._losses = deque(state["losses"], LONGEST)

@@ -224,7 +224,8 @@ class Pruner:
         cuts: dict[int, Cut] = {}
         for model, net in self._known():
             found = net.choose(lambda first: schedule.width(first, self.plan["keep"], number),
-                               functools.partial(self._worth, dict(model.module.named_parameters()), number))
+                               functools.partial(self._worth, dict(model.module.named_parameters()), number),
+                               norms=self.plan["score"] == "wv")
             if found is not None:
                 cuts[self.models.index(model)] = found
         event: dict[str, Any] = {"cut": number, "operations_before": self._operations()}
@@ -359,9 +360,7 @@ class Pruner:
                     self.apply(model, Cut(tensors, attributes))
         self.widened, self.examined = held["widened"], held["examined"]
         self.main, self.asked = held["main"], held["asked"]
-        loss = held["schedule"]["loss"]
-        self.schedule.restore(held["schedule"], None if loss is None else torch.tensor(loss, dtype=torch.float64),
-                              self.latest)
+        self.schedule.restore(held["schedule"], self.latest)
 
     def _widen_again(self, model: Model, shapes: dict[str, list[int]], attributes: dict[str, dict[str, Any]]) -> None:
         """The widths that a model, and its copies, had before they were cut; values come with the snapshot."""
