@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from running import SOURCE, Run
 
 SCRIPT = """
@@ -20,6 +21,19 @@ for x, y in DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), 8)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+"""
+
+KERAS = """
+import keras
+import numpy as np
+
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return x * 2
+
+model = keras.Sequential([Twice(), keras.layers.Dense(1)], name="small")
+model.compile("sgd", "mse")
+model.fit(np.ones((16, 4), "float32"), np.ones((16, 1), "float32"), batch_size=8, verbose=0)
 """
 
 
@@ -39,6 +53,19 @@ def test_every_rank_writes_what_it_decided_and_why(tmp_path):
             assert said in text, f"{said!r} is not in\n{text}"
         assert all(line.partition(" ")[0].replace(".", "").isdigit() for line in text.splitlines())
     assert (ran.folder / "rank-2.debug").exists()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_keras_models_are_in_it_too(tmp_path, backend):
+    (tmp_path / "train.py").write_text(KERAS)
+    ran = Run(tmp_path, "-n", 2, "train.py", OARS_LOG="debug", KERAS_BACKEND=backend)
+    assert ran.code == 0, str(ran)
+    for rank in (0, 1):
+        text = (ran.folder / f"rank-{rank}.debug").read_text()
+        for said in ("the model small is tried on invented rows: it is called in a new way",
+                     "the model small is split: its rows do not depend on each other", "exchanged 20 bytes"):
+            assert said in text, f"{said!r} is not in\n{text}"
 
 
 def test_without_it_nothing_is_written(tmp_path):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from oars import debug
 from oars.engine.world import RankLost, World
 from oars.exchange.allreduce import Exchange
 from oars.exchange.compressed import exchange_by
@@ -101,6 +102,8 @@ class Meet:
         self.world.adopt()
         self.rank, self.size, self.era = self.world.rank, self.world.size, self.world.era
         self.lost = False
+        if debug.on:
+            debug.say(f"era {self.era}: batches are cut for ranks {self.world.members}, and this step is done again")
         if self._coded.lossy:
             self._coded.left = dict(self._left)
 
@@ -115,6 +118,8 @@ class Meet:
         """A model runs on own rows, or will do so in what is compiled now."""
         self.splits = self.record.split = True
         if model not in self._numbers:
+            if debug.on:
+                debug.say(f"the model {model.name} is split: its rows do not depend on each other")
             self._numbers[model] = self.calls
             self._shapes |= {tuple(v.shape) for v in model.trainable_variables}
         self.calls += 1
@@ -250,6 +255,8 @@ class Meet:
             exchange.inbox[:nbytes].view(array.dtype)[:] = flat
             exchange.agree(every[0])
         exchange.average([(0, array.size, array.dtype)], *(coded or ()))
+        if debug.on:
+            debug.say(f"exchanged {nbytes} bytes")
         return exchange.result[:nbytes].view(array.dtype).reshape(array.shape).copy()
 
 

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oars import debug
 from oars.adapt.keras import trace
 from oars.adapt.meet import inside, meet
 from oars.engine.world import RankLost
@@ -52,6 +53,9 @@ def whole(model: keras.Model, args: tuple, kwargs: dict) -> str:
         new = way not in known.ways
         if new or not known.calls & (known.calls - 1):
             known.ways.add(way)
+            if debug.on:
+                why = "it is called in a new way" if new else f"this is call {known.calls}"
+                debug.say(f"the model {model.name} is tried on invented rows: {why}")
             with inside():
                 known.reason = trace.tried(model, args, kwargs, wire, first=new)
     if known.reason:

@@ -5,12 +5,13 @@ PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there
 so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
 ``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune`` and ``--widen``, ``THINNED`` is ``--samples thin``.
 
-What is replaced only for a while is not in the table: ``Tensor.grad`` while exchanges are put off
-(``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played (``replay/player.py``), a loader's
-sampler where a resumed epoch goes on (``replay/player.py``), ``math.log`` while a model is traced
-(``model/trace.py``), which worker this is while a batch is collated (``batches/loaders.py``), the handling of log
-records while samples are looked at (``batches/memory.py``), the rendezvous in a child that the script spawns
-(``refuse_ddp.py``), and what would import PyTorch's compiler (``lazy_dynamo.py``).
+Not in the table are the seeds of PyTorch's generators (``adapt/python/seams.py``) and, in recorded runs of one rank,
+``torch.save`` (``adapt/replay/seams.py``). What is replaced only for a while is not in it either: ``Tensor.grad`` while
+exchanges are put off (``backward/gradients.py``, ``async_modes/lost_samples.py``) or a run is played
+(``replay/player.py``), a loader's sampler where a resumed epoch goes on (``replay/player.py``), ``math.log`` while a
+model is traced (``model/trace.py``), which worker this is while a batch is collated (``batches/loaders.py``), the
+handling of log records while samples are looked at (``batches/memory.py``), the rendezvous in a child that the script
+spawns (``refuse_ddp.py``), and what would import PyTorch's compiler (``lazy_dynamo.py``).
 """
 
 from __future__ import annotations
