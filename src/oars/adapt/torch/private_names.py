@@ -37,6 +37,7 @@ NAMES = (
             "a script's own TorchFunctionMode would see what is ours"),
     Private("torch._C", "_len_torch_dispatch_stack", "a script's own TorchDispatchMode would count own rows only"),
     Private("torch._C", "_are_functorch_transforms_active", "torch.func.grad and vmap would meet Rows, and fail"),
+    Private("torch.nn._reduction", "legacy_get_string", "losses with size_average or reduce would be gathered"),
     Private("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack", "the same"),
     Private("torch.utils._python_dispatch", "_disable_current_modes", "the same as of the dispatch stack"),
     Private("torch._prims_common", "suggest_memory_format", "gathered images would lose channels_last"),
