@@ -30,6 +30,9 @@ def folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(home):  # no home at all
         home = os.path.join(tempfile.gettempdir(), f"oars-cache-{os.getuid()}")
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(home).st_uid != os.getuid():  # anybody may make it there
+                raise DataError(f"{home} belongs to another user: set OARS_CACHE to a folder of your own")
     return Path(home) / "oars"
 
 

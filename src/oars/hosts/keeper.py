@@ -30,6 +30,7 @@ sys.path.insert(0, str(SOURCE))  # it is run by its path, so that nothing in the
 from oars import runfolder  # noqa: E402
 from oars.hosts.lookout import ADDRESS, Beat, end, pump  # noqa: E402
 
+SPEAKS_WITHIN = 30.0  # seconds, from a connection to the secret
 ENDS_WITHIN = 2.0  # seconds between the ends of mpirun and of its daemons, in good order
 LOOKOUT = "import sys; sys.path.insert(0, sys.argv[2]); from oars.hosts.lookout import main; main()"
 
@@ -55,7 +56,8 @@ class Proxy:
             threading.Thread(target=self._greet, args=(self.listener.accept()[0],), daemon=True).start()
 
     def _greet(self, link: socket.socket) -> None:
-        """Only the lookout knows the secret."""
+        """Only the lookout knows the secret; who says nothing is not listened to for long."""
+        link.settimeout(SPEAKS_WITHIN)
         try:
             line = b""
             while not line.endswith(b"\n") and len(line) < 1000:
@@ -64,11 +66,12 @@ class Proxy:
                     return
                 line += byte
             data = json.loads(line)
-            if data["secret"] != self.secret:
+            if not secrets.compare_digest(data["secret"], self.secret):
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):  # a stranger who knocked
             link.close()
             return
+        link.settimeout(None)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if data["what"] == "lease":
             self.hostname, self.beat = data["host"], Beat(link, self.lease)

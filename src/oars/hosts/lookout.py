@@ -202,8 +202,13 @@ class Lookout:
         raise SystemExit(f"oars: {self.host} cannot reach the command's host at {self.orders['addresses']}: {trouble}")
 
     def _serve(self) -> None:
+        """Only this host's daemon is handed on to the keeper, not who knocks from another host."""
         while True:
-            threading.Thread(target=self._join, args=(self.listener.accept()[0],), daemon=True).start()
+            daemon, caller = self.listener.accept()
+            if caller[0].startswith("127.") or caller[0] in own_addresses():
+                threading.Thread(target=self._join, args=(daemon,), daemon=True).start()
+            else:
+                daemon.close()
 
     def _join(self, daemon: socket.socket) -> None:
         """Between the daemon and mpirun, by way of the keeper."""

@@ -28,6 +28,7 @@ import fcntl
 import getpass
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -174,13 +175,22 @@ def close() -> None:
 
 
 def _remove_orphans() -> None:
-    """Remove overlays whose rank was killed: nobody holds the lock on their journal any more."""
+    """Remove overlays whose rank was killed: nobody holds the lock on their journal any more.
+
+    Anybody may make such a folder in a host's temporary one: only the user's own are opened, and no pipe is waited for.
+    """
     for root in Path(tempfile.gettempdir()).glob("oars-*"):
         with contextlib.suppress(OSError):
-            if time.time() - os.lstat(root).st_mtime < 60:  # perhaps just being made
+            there = os.lstat(root)
+            if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode):
+                continue
+            if time.time() - there.st_mtime < 60:  # perhaps just being made
                 continue
             if os.path.lexists(root / "keep"):  # the last copy of what a run has written
                 continue
-            with open(root / "journal", "rb") as journal:
+            journal = os.open(root / "journal", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
+            finally:
+                os.close(journal)
