@@ -1,0 +1,233 @@
+// Groups: images that look alike, most of them of one class. Click out what does not belong, then accept the rest with one
+// key. What was clicked out stays as a group of its own.
+
+import { ask, json } from "./api.js";
+import { newClass } from "./classes.js";
+import { colour, count, make, percent, set, thousands } from "./dom.js";
+import { drags, dropsOn } from "./drag.js";
+import { Grid } from "./grid.js";
+import { classNumber, state } from "./state.js";
+import { paint } from "./thumbs.js";
+
+const SIZE = 60;
+const AHEAD = 8;
+let made = 0;
+
+export function groups(app) {
+  let list = [];
+  let at = 0;
+  let seen = 0;
+  let asking = false;
+  let grid, strip, head, bar, place;
+
+  const current = () => list[at];
+
+  /** Asks for more proposals; the groups that are being worked on stay as they are. */
+  async function more(afresh = false) {
+    if (asking) return;
+    asking = true;
+    try {
+      await app.idle();
+      const answer = await json(`/api/groups?size=${SIZE}&n=${AHEAD}`);
+      seen = answer.event;
+      const stay = afresh ? list.filter((group) => group.mine) : list;
+      const known = new Set(stay.flatMap((group) => group.rows));
+      const fresh = answer.groups.map((group) => ({ ...group, rows: group.rows.filter((row) => !known.has(row)) }))
+        .filter((group) => group.rows.length);
+      list = [...stay, ...fresh];
+      at = afresh ? 0 : Math.min(at, Math.max(0, list.length - 1));
+    } catch (error) {
+      app.complain(error.message);
+    }
+    asking = false;
+    show();
+  }
+
+  function show(keep = false) {
+    if (!place?.isConnected) return;
+    const group = current();
+    grid.label = group ? "This group" : "No group";
+    grid.show(group ? group.rows : [], keep);
+    headline();
+    strip.replaceChildren(...list.map(card));
+    strip.children[at]?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  function headline() {
+    const group = current();
+    if (!group) {
+      head.replaceChildren(make("h1", {}, asking ? "Looking for images that are alike …" : "No group is left"));
+      bar.replaceChildren(asking ? "" : make("p", {}, state.left ? "The rest waits on Boundary." : "Every image has its label."));
+      return;
+    }
+    const kept = group.rows.length - grid.out.size;
+    head.replaceChildren(make("h1", {}, group.title || (group.guess ? `Are these all ${group.guess}?` : "What are these?")),
+      make("p", {}, `${count(group.rows.length, "image")} that look alike`,
+        group.guess ? `, ${percent(group.p)} sure` : "", grid.out.size ? `; ${thousands(grid.out.size)} taken out` : "",
+        ". Click those that do not belong."));
+    const accept = group.guess
+      ? make("button.main", { onclick: () => acceptGroup(), "--class": colour(classNumber(group.guess)) },
+        `${kept === group.rows.length ? "All" : "The other"} ${thousands(kept)} are ${group.guess}`, make("kbd", {}, "Enter"))
+      : make("button.main", { onclick: () => newClass(app, grid.kept()) }, `Name ${kept === 1 ? "it" : `these ${thousands(kept)}`}`, make("kbd", {}, "n"));
+    bar.replaceChildren(accept,
+      make("button", { onclick: split, disabled: group.rows.length < 2, title: "Cut this group in parts (s)" }, "Split", make("kbd", {}, "s")),
+      make("button", { onclick: unite, disabled: at + 1 >= list.length, title: "Put the next group into this one (u)" }, "Unite with next", make("kbd", {}, "u")),
+      make("button", { onclick: () => step(1), title: "Leave it for later (j)" }, "Later", make("kbd", {}, "j")));
+  }
+
+  function card(group, index) {
+    const thumbs = group.rows.slice(0, 4).map((row) => {
+      const picture = make("i");
+      paint(picture, row);
+      return picture;
+    });
+    const name = group.title || (group.guess ? `${group.guess} ${percent(group.p)}` : "unnamed");
+    const entry = make("button.card", { data: { drop: "group", index, name: group.guess || "" }, "aria-current": index === at ? "true" : null,
+      "aria-label": `Group ${index + 1}: ${count(group.rows.length, "image")}, ${name}`, onclick: () => goTo(index),
+      "--class": group.guess ? colour(classNumber(group.guess)) : "var(--line)" },
+    make("span.four", {}, thumbs), make("b", {}, thousands(group.rows.length)), make("small", {}, name));
+    drags(entry, () => group.rows);
+    return entry;
+  }
+
+  function goTo(index) {
+    at = Math.max(0, Math.min(list.length - 1, index));
+    show();
+  }
+
+  function step(by) {
+    if (by > 0 && at + 1 >= list.length) more();
+    else goTo(at + by);
+  }
+
+  function acceptGroup() {
+    const group = current();
+    if (!group) return;
+    if (group.guess) assign(group.guess);
+    else if (state.classes.length) app.complain(`Which class is it? Press 1${state.classes.length > 1 ? ` to ${Math.min(9, state.classes.length)}` : ""}, or n for a new one.`);
+    else newClass(app, grid.kept());
+  }
+
+  /** What is still in the group gets the class; what was taken out stays here. */
+  function assign(name) {
+    const group = current();
+    const rows = group ? grid.kept() : [];
+    if (!rows.length) {
+      if (group) app.complain("Every image of this group is taken out: press space on one to put it back.");
+      return;
+    }
+    leave(rows);
+    app.label(rows, name, rows.length > 1 ? "page" : "human", { seen });
+  }
+
+  /** These rows leave the groups, wherever they are. */
+  function leave(rows) {
+    const gone = new Set(rows);
+    const was = current();
+    list = list.map((group) => (group.rows.some((row) => gone.has(row))
+      ? { ...group, mine: true, title: group === was ? "And these, which you took out?" : group.title, guess: group === was ? null : group.guess,
+        rows: group.rows.filter((row) => !gone.has(row)) } : group));
+    const index = list.findIndex((group, other) => other === at && group.rows.length);
+    const before = list.slice(0, at).filter((group) => group.rows.length).length;
+    list = list.filter((group) => group.rows.length);
+    at = index >= 0 ? before : Math.min(before, Math.max(0, list.length - 1));
+    show();
+    grid.element.closest("main")?.focus({ preventScroll: true });
+    if (list.length < 3) more();
+  }
+
+  async function split() {
+    const group = current();
+    if (!group || group.rows.length < 2) return;
+    try {
+      const { groups: parts } = await ask("/api/split", { rows: group.rows });
+      if (parts.length < 2) return app.complain("This group cannot be cut further.");
+      list.splice(list.indexOf(group), 1, ...parts.map((part) => ({ ...part, mine: true })));
+      app.tell(`The group was cut into ${parts.length}.`);
+    } catch (error) {
+      app.complain(error.message);
+    }
+    show();
+  }
+
+  function unite() {
+    if (at + 1 < list.length) put(at, list[at + 1].rows);
+  }
+
+  /** Moves rows into another group. */
+  function put(index, rows) {
+    const into = list[index];
+    const gone = new Set(rows);
+    const added = rows.filter((row) => !into.rows.includes(row));
+    if (!added.length) return;
+    const here = current();
+    list = list.map((group) => (group === into ? { ...group, mine: true, rows: [...group.rows, ...added] }
+      : { ...group, rows: group.rows.filter((row) => !gone.has(row)) }));
+    list = list.filter((group) => group.rows.length);
+    at = Math.max(0, list.findIndex((group) => group.id === here.id));
+    app.tell(`${count(added.length, "image")} moved to another group.`);
+    show();
+  }
+
+  return {
+    name: "groups",
+    title: "Groups",
+    keys: [["Enter", "accept the group as it is guessed"], ["1 … 9", "the group (without what was taken out) is this class"],
+      ["← → ↑ ↓", "move"], ["space", "take out, or put back"], ["Shift+1 … 9", "what was taken out is this class (as dragging it there)"],
+      ["n", "a new group of what was taken out, or of all"], ["s", "split the group"], ["u", "unite it with the next"],
+      ["j k", "next, previous group"], ["r", "other proposals"], ["v", "look at the image"], ["+ -", "larger, smaller"]],
+    open(where) {
+      place = where;
+      head = make("div.head");
+      bar = make("div.bar");
+      strip = make("div.strip", { role: "group", "aria-label": "Groups that wait" });
+      grid = new Grid({ label: "This group", changed: headline, opened: (row) => app.go("viewer", row) });
+      drags(head, () => current() && grid.kept());
+      place.append(strip, make("section.work", {}, head, grid.element, bar));
+      dropsOn("group", (rows, element) => put(Number(element.dataset.index), rows));
+      if (list.length) show();
+      more(false);
+    },
+    close() {
+      place = null;
+    },
+    changed(what) {
+      if (what === "undo") more(true);
+      else if (what === "state" && place) {
+        strip.replaceChildren(...list.map(card));
+        headline();
+      }
+    },
+    /** What was dragged or chosen has its class. */
+    taken(rows) {
+      leave(rows);
+    },
+    /** For keys: what was taken out, or the image with the focus; a new group of nothing chosen is one of all. */
+    chosen: () => grid.chosen(),
+    everything: () => current()?.rows || [],
+    /** A group without a name yet. */
+    aside(rows) {
+      const gone = new Set(rows);
+      const here = current();
+      list = list.map((group) => ({ ...group, rows: group.rows.filter((row) => !gone.has(row)) }));
+      made += 1;
+      list.splice(at + 1, 0, { id: `mine-${made}`, rows, guess: null, title: "Your group: what are these?", mine: true });
+      list = list.filter((group) => group.rows.length);
+      at = Math.max(0, list.findIndex((group) => group.id === here?.id));
+      show();
+    },
+    assign,
+    key(event) {
+      if (event.key === "Enter") acceptGroup();
+      else if (event.key === "s") split();
+      else if (event.key === "u") unite();
+      else if (event.key === "j") step(1);
+      else if (event.key === "k") step(-1);
+      else if (event.key === "r") more(true);
+      else if (event.key === "+" || event.key === "=") grid.resize(1.25);
+      else if (event.key === "-") grid.resize(0.8);
+      else return grid.key(event);
+      return true;
+    },
+  };
+}
