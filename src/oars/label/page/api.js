@@ -21,7 +21,9 @@ export async function enter() {
 }
 
 export async function get(path, signal) {
-  const answer = await patient(() => fetch(path, { signal, credentials: "same-origin" }), signal);
+  let answer;
+  // 503: images are still being read; the page shows how far that is.
+  while ((answer = await patient(() => fetch(path, { signal, credentials: "same-origin" }), signal)).status === 503) await pause(700);
   if (!answer.ok) throw new Error(await reason(answer));
   return answer;
 }
@@ -72,19 +74,21 @@ async function once(path, body) {
 
 /** Tries again while there is nobody to answer: a server that was killed comes back at the same address. */
 async function patient(attempt, signal) {
-  for (let pause = 250; ; pause = Math.min(2000, pause * 1.5)) {
+  for (let rest = 250; ; rest = Math.min(2000, rest * 1.5)) {
     try {
       const answer = await attempt();
-      if (![502, 503, 504].includes(answer.status)) {
-        listener(false);
-        return answer;
-      }
+      listener(false);
+      return answer;
     } catch (error) {
       if (signal?.aborted || error.name === "AbortError") throw error;
     }
     listener(true);
-    await new Promise((go) => setTimeout(go, pause));
+    await pause(rest);
   }
+}
+
+function pause(milliseconds) {
+  return new Promise((go) => setTimeout(go, milliseconds));
 }
 
 async function reason(answer) {

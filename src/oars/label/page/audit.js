@@ -111,6 +111,7 @@ export function audit(app) {
     assign: choose,
     taken: (rows) => grid.remove(rows),
     chosen: () => grid.chosen(),
+    everything: () => [],
     key(event) {
       if (event.key === "Enter") finish();
       else if (event.key === "+" || event.key === "=") grid.resize(1.25);

@@ -3,13 +3,13 @@
 
 import { act } from "./api.js";
 import { askText } from "./dialogs.js";
-import { colour, make, percent, thousands } from "./dom.js";
+import { colour, count, make, percent, thousands } from "./dom.js";
 import { dropsOn } from "./drag.js";
 import { classNumber, listen, state } from "./state.js";
 
 export function classPanel(place, app) {
   const list = make("div.list", { role: "group", "aria-label": "Classes: press one to label with it" });
-  const fresh = make("button.fresh", { data: { drop: "new" }, onclick: () => newClass(app, null) },
+  const fresh = make("button.fresh", { data: { drop: "new" }, onclick: () => newClass(app) },
     "Drag instances here to create a new group", make("kbd", {}, "n"));
   const facts = make("div.facts");
   place.append(make("h2", {}, "Classes"), list, fresh, facts);
@@ -18,7 +18,8 @@ export function classPanel(place, app) {
   const show = () => {
     const focus = document.activeElement?.dataset?.name;
     const more = list.contains(document.activeElement) && document.activeElement.classList.contains("more");
-    list.replaceChildren(...state.classes.map((known, index) => entry(known, index, app)));
+    list.replaceChildren(...state.classes.map((known, index) => entry(known, index, app)),
+      state.classes.length ? "" : make("p", {}, "None yet: name a group, and it is one."));
     if (focus && (more || !document.activeElement?.dataset?.name)) {
       list.querySelector(`${more ? ".more" : ".class"}[data-name="${CSS.escape(focus)}"]`)?.focus();
     }
@@ -31,8 +32,9 @@ export function classPanel(place, app) {
 function entry(known, index, app) {
   const labelled = known.human + known.page + known.exam;
   const blind = app.blind();
-  const counts = blind ? "" : `${thousands(labelled)}${known.model ? ` + ${thousands(known.model)} by the model` : ""}`;
-  const spoken = `${known.name}${index < 9 ? `, key ${index + 1}` : ""}${blind ? "" : `, ${labelled} labelled, ${known.model} by the model`}`;
+  const counts = blind ? [] : [make("span", {}, `${thousands(labelled)} labelled`),
+    known.model ? make("span", {}, `, ${thousands(known.model)} guessed`) : null];
+  const spoken = `${known.name}${index < 9 ? `, key ${index + 1}` : ""}${blind ? "" : `, ${labelled} labelled, ${known.model} guessed by the model`}`;
   return make("div.row", { "--class": colour(index) },
     make("button.class", { data: { drop: "class", name: known.name }, "aria-label": spoken, onclick: () => app.assign(known.name) },
       make("kbd", {}, index < 9 ? String(index + 1) : "·"), make("span.name", {}, known.name), make("small", {}, counts)),
@@ -61,14 +63,15 @@ function standing() {
   return table;
 }
 
-/** Makes a class of these rows; of what the screen has chosen if there are none. */
-export async function newClass(app, rows) {
-  const chosen = rows || app.chosenOrAll();
-  const name = await askText("New group", { label: "What is in these images?", button: "Create", empty: Boolean(app.screen.aside),
-    hint: chosen?.length ? `${thousands(chosen.length)} of them go into it.${app.screen.aside ? " Leave it empty to name it later." : ""}` : "" });
+/** Makes a class of these rows; without any, of what the screen is about: a group, an image. */
+export async function newClass(app, rows = null) {
+  const chosen = rows || app.everything();
+  const later = app.screen.aside && rows ? " Leave the name empty to give it later." : "";
+  const name = await askText("New group", { label: chosen.length === 1 ? "What is in this image?" : "What is in these images?",
+    button: "Create", empty: Boolean(later), hint: chosen.length ? `${count(chosen.length, "image")} will be in it.${later}` : "" });
   if (name === null) return;
   if (!name) {
-    if (chosen?.length) app.screen.aside(chosen);
+    app.screen.aside(chosen);
     return;
   }
   if (classNumber(name) < 0) {
@@ -80,7 +83,8 @@ export async function newClass(app, rows) {
     }
     state.classes = [...state.classes, { name, human: 0, page: 0, model: 0, exam: 0 }];
   }
-  if (chosen?.length) app.assignRows(chosen, name);
+  if (rows) app.assignRows(rows, name);
+  else if (chosen.length) app.assign(name);
   else app.tell(`There is a new class: ${name}.`);
   app.refresh();
 }

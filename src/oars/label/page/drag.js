@@ -42,7 +42,7 @@ function start(x, y) {
 }
 
 function move(x, y) {
-  now.ghost.style.transform = `translate(${x + 8}px, ${y + 8}px)`;
+  now.ghost.style.transform = `translate(${Math.min(x + 8, innerWidth - now.ghost.offsetWidth)}px, ${Math.min(y + 8, innerHeight - 70)}px)`;
   const over = document.elementFromPoint(x, y)?.closest("[data-drop]") || null;
   if (over === now.over) return;
   now.over?.classList.remove("over");

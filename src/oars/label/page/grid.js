@@ -27,6 +27,7 @@ export class Grid {
 
   show(rows, keep = false) {
     this.rows = rows;
+    this.element.classList.toggle("none", !rows.length);
     if (!keep) {
       this.out.clear();
       this.at = 0;
@@ -142,10 +143,12 @@ export class Grid {
   }
 
   layout() {
-    this.pitch = size + GAP;
-    this.columns = Math.max(1, Math.floor((this.element.clientWidth - GAP) / this.pitch));
+    const wide = this.element.clientWidth - GAP;
+    this.columns = Math.max(1, Math.round(wide / (size + GAP)));
+    this.pitch = wide / this.columns;
+    if (wide <= 0) return;
     this.inner.style.height = `${Math.ceil(this.rows.length / this.columns) * this.pitch + GAP}px`;
-    this.inner.style.setProperty("--tile", `${size}px`);
+    this.inner.style.setProperty("--tile", `${this.pitch - GAP}px`);
     this.render(true);
   }
 

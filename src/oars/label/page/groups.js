@@ -68,7 +68,7 @@ export function groups(app) {
     const accept = group.guess
       ? make("button.main", { onclick: () => acceptGroup(), "--class": colour(classNumber(group.guess)) },
         `${kept === group.rows.length ? "All" : "The other"} ${thousands(kept)} are ${group.guess}`, make("kbd", {}, "Enter"))
-      : make("button.main", { onclick: () => newClass(app, grid.kept()) }, `Name ${kept === 1 ? "it" : `these ${thousands(kept)}`}`, make("kbd", {}, "n"));
+      : make("button.main", { onclick: () => newClass(app) }, `Name ${kept === 1 ? "it" : `these ${thousands(kept)}`}`, make("kbd", {}, "n"));
     bar.replaceChildren(accept,
       make("button", { onclick: split, disabled: group.rows.length < 2, title: "Cut this group in parts (s)" }, "Split", make("kbd", {}, "s")),
       make("button", { onclick: unite, disabled: at + 1 >= list.length, title: "Put the next group into this one (u)" }, "Unite with next", make("kbd", {}, "u")),
@@ -105,7 +105,7 @@ export function groups(app) {
     if (!group) return;
     if (group.guess) assign(group.guess);
     else if (state.classes.length) app.complain(`Which class is it? Press 1${state.classes.length > 1 ? ` to ${Math.min(9, state.classes.length)}` : ""}, or n for a new one.`);
-    else newClass(app, grid.kept());
+    else newClass(app);
   }
 
   /** What is still in the group gets the class; what was taken out stays here. */
@@ -116,22 +116,23 @@ export function groups(app) {
       if (group) app.complain("Every image of this group is taken out: press space on one to put it back.");
       return;
     }
-    leave(rows);
+    leave(rows, true);
     app.label(rows, name, rows.length > 1 ? "page" : "human", { seen });
   }
 
-  /** These rows leave the groups, wherever they are. */
-  function leave(rows) {
+  /** These rows leave the groups, wherever they are. Of an accepted group what was taken out is left, to be named. */
+  function leave(rows, accepted = false) {
     const gone = new Set(rows);
     const was = current();
     list = list.map((group) => (group.rows.some((row) => gone.has(row))
-      ? { ...group, mine: true, title: group === was ? "And these, which you took out?" : group.title, guess: group === was ? null : group.guess,
+      ? { ...group, mine: true, ...(group === was && accepted ? { title: "And these, which you took out?", guess: null } : {}),
         rows: group.rows.filter((row) => !gone.has(row)) } : group));
     const index = list.findIndex((group, other) => other === at && group.rows.length);
     const before = list.slice(0, at).filter((group) => group.rows.length).length;
     list = list.filter((group) => group.rows.length);
     at = index >= 0 ? before : Math.min(before, Math.max(0, list.length - 1));
-    show();
+    if (index >= 0 && !accepted) for (const row of rows) grid.out.delete(row);
+    show(index >= 0 && !accepted);
     grid.element.closest("main")?.focus({ preventScroll: true });
     if (list.length < 3) more();
   }
@@ -174,7 +175,7 @@ export function groups(app) {
     title: "Groups",
     keys: [["Enter", "accept the group as it is guessed"], ["1 … 9", "the group (without what was taken out) is this class"],
       ["← → ↑ ↓", "move"], ["space", "take out, or put back"], ["Shift+1 … 9", "what was taken out is this class (as dragging it there)"],
-      ["n", "a new group of what was taken out, or of all"], ["s", "split the group"], ["u", "unite it with the next"],
+      ["n", "the group is a new class"], ["Shift+n", "what was taken out is a new group"], ["s", "split the group"], ["u", "unite it with the next"],
       ["j k", "next, previous group"], ["r", "other proposals"], ["v", "look at the image"], ["+ -", "larger, smaller"]],
     open(where) {
       place = where;
@@ -202,9 +203,9 @@ export function groups(app) {
     taken(rows) {
       leave(rows);
     },
-    /** For keys: what was taken out, or the image with the focus; a new group of nothing chosen is one of all. */
+    /** What was taken out, or the image with the focus. */
     chosen: () => grid.chosen(),
-    everything: () => current()?.rows || [],
+    everything: () => (current() ? grid.kept() : []),
     /** A group without a name yet. */
     aside(rows) {
       const gone = new Set(rows);

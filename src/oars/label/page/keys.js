@@ -4,7 +4,7 @@ import { newClass } from "./classes.js";
 import { showKeys } from "./dialogs.js";
 import { state } from "./state.js";
 
-const EVERYWHERE = [["1 … 9", "this class"], ["n", "a new class, of what is chosen"], ["z", "undo"], ["Shift+z", "redo"],
+const EVERYWHERE = [["1 … 9", "this class"], ["n", "a new class, of the same"], ["z", "undo"], ["Shift+z", "redo"],
   ["g b m v e a p l", "Groups, Boundary, Map, Viewer, Exam, Audit, People, Live"], ["?", "this list"]];
 const SCREENS = { g: "groups", b: "boundary", m: "map", v: "viewer", e: "exam", a: "audit", p: "people", l: "live" };
 
@@ -33,7 +33,8 @@ function pressed(event, app) {
   else if (event.key === "z") app.undo();
   else if (event.key === "Z") app.redo();
   else if (app.screen?.key?.(event)) return true;
-  else if (event.key === "n") newClass(app, null);
+  else if (event.key === "n") newClass(app);
+  else if (event.key === "N") app.classOfChosen();
   else if (event.key in SCREENS) app.go(SCREENS[event.key]);
   else return false;
   return true;

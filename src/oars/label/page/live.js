@@ -69,6 +69,7 @@ export function live(app) {
     },
     taken() {},
     chosen: () => grid.chosen(),
+    everything: () => grid.chosen(),
     key: (event) => grid.key(event),
   };
 }

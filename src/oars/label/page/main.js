@@ -4,7 +4,7 @@
 import { act, enter, idle, onAbsence, resend } from "./api.js";
 import { audit } from "./audit.js";
 import { boundary } from "./boundary.js";
-import { classPanel } from "./classes.js";
+import { classPanel, newClass } from "./classes.js";
 import { count, make, set, thousands } from "./dom.js";
 import { exam } from "./exam.js";
 import { groups } from "./groups.js";
@@ -51,6 +51,7 @@ class App {
       return;
     }
     this.screen?.close?.();
+    if (this.screen) this.tell("");
     this.screen = this.screens[name];
     history.replaceState(null, "", `#${name}`);
     document.body.dataset.screen = name;
@@ -67,9 +68,9 @@ class App {
     return this.screen?.chosen?.() || [];
   }
 
-  chosenOrAll() {
-    const chosen = this.chosen();
-    return chosen.length ? chosen : this.screen?.everything?.() || [];
+  /** What a class would be given to: what is left of the group, or the image that is shown. */
+  everything() {
+    return this.screen?.everything ? this.screen.everything() : this.chosen();
   }
 
   /** A class was pressed or typed: the screen knows for which rows. */
@@ -85,6 +86,12 @@ class App {
     else this.complain("Nothing is chosen: move to an image with the arrows, or take some out with space.");
   }
 
+  /** The same as dragging what is chosen to where a new group is made. */
+  classOfChosen() {
+    if (this.chosen().length) newClass(this, this.chosen());
+    else this.complain("Nothing is chosen: move to an image with the arrows, or take some out with space.");
+  }
+
   /** Rows that were dragged, or chosen by hand. */
   assignRows(rows, name) {
     this.screen?.taken?.(rows);
@@ -93,12 +100,12 @@ class App {
 
   async label(rows, name, how, more = {}) {
     if (!rows.length) return null;
-    this.tell(`${count(rows.length, "image")}: ${name ?? "no label"} …`);
+    this.tell(`${count(rows.length, "image")}: ${name} …`);
     try {
       const answer = await act("/api/label", { rows, class: name, how, seen: more.seen ?? state.event, ...more });
       const fought = answer.conflicts?.length || 0;
-      const done = name === null ? `${count(rows.length, "image")} without a label again.`
-        : `${count(rows.length - fought, "image")} → ${name}.`;
+      const left = answer.skipped?.length ?? answer.skipped ?? 0;
+      const done = `${count(rows.length - fought - left, "image")} → ${name}.${left ? ` ${count(left, "image")} of the exam stayed out.` : ""}`;
       const others = [...new Set((answer.conflicts || []).map(({ by }) => by))].join(", ");
       if (fought) this.complain(`${done} ${count(fought, "image")} got another label from ${others}: see People.`);
       else this.tell(`${done} z takes it back.`);

@@ -101,7 +101,7 @@ export function map(app) {
     title: "Map",
     keys: [["← → ↑ ↓", "move the map (after Tab to it)"], ["+ - 0", "zoom in, out, whole map"], ["Enter", "take the points in the circle"],
       ["o", "lasso or move"], ["t", "table or map"], ["space", "in the table: choose; Shift+↑ ↓ choose many; Enter takes them"],
-      ["1 … 9", "what was taken is this class"], ["n", "it is a new class"]],
+      ["1 … 9", "what was taken is this class"], ["n", "it is a new class"], ["Shift+1 … 9 Shift+n", "only those that you took out"]],
     open(where) {
       place = where;
       hint = make("i.hint", { hidden: true });

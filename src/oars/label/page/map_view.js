@@ -29,7 +29,7 @@ export class MapView {
       this.zoomBy(Math.exp(-event.deltaY / 500), event);
     }, { passive: false });
     this.canvas.addEventListener("contextmenu", (event) => event.preventDefault());
-    for (const name of ["focus", "blur"]) this.canvas.addEventListener(name, () => this.drawOver());
+    for (const name of ["focus", "blur", "keydown"]) this.canvas.addEventListener(name, () => this.byKeys(name !== "blur"));
     new ResizeObserver(() => this.resize()).observe(this.element);
   }
 
@@ -111,6 +111,7 @@ export class MapView {
     const now = { clientX: event.clientX, clientY: event.clientY };
     if (event.type === "pointerdown") {
       this.canvas.focus({ preventScroll: true });
+      this.byKeys(false);
       this.canvas.setPointerCapture(event.pointerId);
       this.pointers.set(event.pointerId, now);
       this.line = this.pointers.size === 1 && this.lasso && !event.button && !event.shiftKey ? [this.where(event)] : null;
@@ -133,6 +134,13 @@ export class MapView {
       this.drawOver();
       if (line?.length > 2 && event.type === "pointerup") this.taken(this.inside(line));
     }
+  }
+
+  /** Keys get a circle to aim with, which a pointer does not need. */
+  byKeys(keyed) {
+    this.keyed = keyed;
+    this.element.classList.toggle("keyed", keyed);
+    this.drawOver();
   }
 
   key(event) {
@@ -195,7 +203,7 @@ export class MapView {
       pen.fillStyle = "rgb(255 255 255 / 15%)";
       pen.fill();
       pen.stroke();
-    } else if (this.canvas.matches(":focus-visible")) {
+    } else if (this.keyed) {
       pen.setLineDash([6 * this.dense, 6 * this.dense]);
       pen.beginPath();
       pen.arc(width / 2, height / 2, CIRCLE * height, 0, 2 * Math.PI);
