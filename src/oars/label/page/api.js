@@ -23,7 +23,7 @@ export async function enter() {
 export async function get(path, signal) {
   let answer;
   // 503: images are still being read; the page shows how far that is.
-  while ((answer = await patient(() => fetch(path, { signal, credentials: "same-origin" }), signal)).status === 503) await pause(700);
+  while ((answer = await patient(() => fetch(path, { signal, credentials: "same-origin" }), signal)).status === 503) await pause(1500);
   if (!answer.ok) throw new Error(await reason(answer));
   return answer;
 }

@@ -18,9 +18,10 @@ export function boundary(app) {
     asking = true;
     try {
       await app.idle();
+      const { event } = state;
       const { rows } = await json("/api/boundary?n=24");
       const known = new Set(queue.slice(0, at + 1).map(({ row }) => row));
-      queue = [...queue.slice(0, at + 1), ...rows.filter(({ row }) => !known.has(row) && !done.has(row))];
+      queue = [...queue.slice(0, at + 1), ...rows.filter(({ row }) => !known.has(row) && !done.has(row)).map((one) => ({ ...one, seen: event }))];
     } catch (error) {
       app.complain(error.message);
     }
@@ -56,14 +57,14 @@ export function boundary(app) {
 
   function assign(name) {
     if (!here) return;
-    const { row } = here;
+    const { row, seen } = here;
     done.add(row);
     queue.splice(at, 1);
     at = Math.max(0, Math.min(at, queue.length - 1));
     here = null;
     if (queue.length - at < 6) more();
     show();
-    app.label([row], name, "human");
+    app.label([row], name, "human", { seen });
   }
 
   return {

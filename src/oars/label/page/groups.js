@@ -16,7 +16,6 @@ let made = 0;
 export function groups(app) {
   let list = [];
   let at = 0;
-  let seen = 0;
   let asking = false;
   let grid, strip, head, bar, place;
 
@@ -29,11 +28,10 @@ export function groups(app) {
     try {
       await app.idle();
       const answer = await json(`/api/groups?size=${SIZE}&n=${AHEAD}`);
-      seen = answer.event;
       const stay = afresh ? list.filter((group) => group.mine) : list;
       const known = new Set(stay.flatMap((group) => group.rows));
-      const fresh = answer.groups.map((group) => ({ ...group, rows: group.rows.filter((row) => !known.has(row)) }))
-        .filter((group) => group.rows.length);
+      const fresh = answer.groups.map((group) => ({ ...group, seen: answer.event,
+        rows: group.rows.filter((row) => !known.has(row)) })).filter((group) => group.rows.length);
       list = [...stay, ...fresh];
       at = afresh ? 0 : Math.min(at, Math.max(0, list.length - 1));
     } catch (error) {
@@ -117,7 +115,7 @@ export function groups(app) {
       return;
     }
     leave(rows, true);
-    app.label(rows, name, rows.length > 1 ? "page" : "human", { seen });
+    app.label(rows, name, rows.length > 1 ? "page" : "human", { seen: group.seen });
   }
 
   /** These rows leave the groups, wherever they are. Of an accepted group what was taken out is left, to be named. */
@@ -143,7 +141,7 @@ export function groups(app) {
     try {
       const { groups: parts } = await ask("/api/split", { rows: group.rows });
       if (parts.length < 2) return app.complain("This group cannot be cut further.");
-      list.splice(list.indexOf(group), 1, ...parts.map((part) => ({ ...part, mine: true })));
+      list.splice(list.indexOf(group), 1, ...parts.map((part) => ({ ...part, seen: group.seen, mine: true })));
       app.tell(`The group was cut into ${parts.length}.`);
     } catch (error) {
       app.complain(error.message);
@@ -162,7 +160,7 @@ export function groups(app) {
     const added = rows.filter((row) => !into.rows.includes(row));
     if (!added.length) return;
     const here = current();
-    list = list.map((group) => (group === into ? { ...group, mine: true, rows: [...group.rows, ...added] }
+    list = list.map((group) => (group === into ? { ...group, mine: true, seen: Math.min(group.seen, here.seen), rows: [...group.rows, ...added] }
       : { ...group, rows: group.rows.filter((row) => !gone.has(row)) }));
     list = list.filter((group) => group.rows.length);
     at = Math.max(0, list.findIndex((group) => group.id === here.id));
@@ -203,6 +201,8 @@ export function groups(app) {
     taken(rows) {
       leave(rows);
     },
+    /** The number of the last event that these groups know of: what others did since is a conflict. */
+    seen: () => current()?.seen,
     /** What was taken out, or the image with the focus. */
     chosen: () => grid.chosen(),
     everything: () => (current() ? grid.kept() : []),
@@ -212,7 +212,7 @@ export function groups(app) {
       const here = current();
       list = list.map((group) => ({ ...group, rows: group.rows.filter((row) => !gone.has(row)) }));
       made += 1;
-      list.splice(at + 1, 0, { id: `mine-${made}`, rows, guess: null, title: "Your group: what are these?", mine: true });
+      list.splice(at + 1, 0, { id: `mine-${made}`, seen: here?.seen ?? 0, rows, guess: null, title: "Your group: what are these?", mine: true });
       list = list.filter((group) => group.rows.length);
       at = Math.max(0, list.findIndex((group) => group.id === here?.id));
       show();

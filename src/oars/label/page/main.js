@@ -15,6 +15,8 @@ import { people } from "./people.js";
 import { follow, listen, refresh, state } from "./state.js";
 import { viewer } from "./viewer.js";
 
+const MOST = 100000;  // in one action
+
 const place = (id) => document.getElementById(id);
 
 class App {
@@ -94,12 +96,18 @@ class App {
 
   /** Rows that were dragged, or chosen by hand. */
   assignRows(rows, name) {
+    const seen = this.screen?.seen?.() ?? state.event;
     this.screen?.taken?.(rows);
-    return this.label(rows, name, this.blind() ? "exam" : "human");
+    return this.label(rows, name, this.blind() ? "exam" : "human", { seen });
   }
 
   async label(rows, name, how, more = {}) {
     if (!rows.length) return null;
+    if (rows.length > MOST) {
+      this.complain(`${count(rows.length, "image")} at once are too many: take at most ${thousands(MOST)}.`);
+      this.screen?.changed?.("undo");
+      return null;
+    }
     this.tell(`${count(rows.length, "image")}: ${name} …`);
     try {
       const answer = await act("/api/label", { rows, class: name, how, seen: more.seen ?? state.event, ...more });
