@@ -52,9 +52,9 @@ function standing() {
   if (model?.labels) lines.push([model.busy ? "Model (learning)" : "Model", `from ${thousands(model.labels)} labels`]);
   if (disputed) lines.push(["Disputed", thousands(disputed)]);
   const table = lines.length ? [make("dl", {}, lines.map(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]).flat())] : [];
-  if (features?.length) {
+  if (features?.some(({ balanced }) => balanced !== null)) {
     table.push(make("table", {}, make("caption", {}, "How well features separate the classes"),
-      make("tbody", {}, features.map(({ name, balanced }) => make("tr", {}, make("th", { scope: "row" }, name),
+      make("tbody", {}, features.map(({ name, balanced, used }) => make("tr", {}, make("th", { scope: "row" }, name, used ? make("em", {}, " (in use)") : null),
         make("td", {}, percent(balanced, 1)))))));
   }
   if (model?.labels >= 50 && model.separates === false) {

@@ -3,7 +3,7 @@
 
 import { make, thousands } from "./dom.js";
 import { drags } from "./drag.js";
-import { paint } from "./thumbs.js";
+import { paint, sharpen } from "./thumbs.js";
 
 const GAP = 6;
 let size = 92;
@@ -18,7 +18,7 @@ export class Grid {
     this.tiles = new Map();  // index -> element
     this.spare = [];
     this.inner = make("div.tiles", { role: "listbox", "aria-multiselectable": "true", "aria-label": label });
-    this.element = make("div.grid", { onscroll: () => this.soon() }, this.inner);
+    this.element = make("div.grid.none", { onscroll: () => this.soon() }, this.inner);
     this.inner.addEventListener("click", (event) => this.clicked(event));
     this.inner.addEventListener("dblclick", (event) => this.opened && this.tileOf(event) && this.opened(this.rowOf(event)));
     drags(this.inner, (event) => this.tileOf(event) && this.taken(this.rowOf(event)));
@@ -102,6 +102,7 @@ export class Grid {
 
   resize(factor) {
     size = Math.round(Math.max(48, Math.min(220, size * factor)));
+    if (sharpen(size > 110)) for (const tile of [...this.tiles.values(), ...this.spare]) tile.dataset.row = "";
     this.layout();
   }
 

@@ -11,34 +11,57 @@ import { paint } from "./thumbs.js";
 
 const SIZE = 60;
 const AHEAD = 8;
+const PAUSE = 1500;  // ms between looks at what the model has learnt
 let made = 0;
 
 export function groups(app) {
   let list = [];
   let at = 0;
   let asking = false;
+  let wanted = null;  // what was asked for while a question was under way
+  const recent = new Set();  // rows that got a label since the question was asked
+  let later = null;
   let grid, strip, head, bar, place;
 
   const current = () => list[at];
 
-  /** Asks for more proposals; the groups that are being worked on stay as they are. */
-  async function more(afresh = false) {
-    if (asking) return;
+  /** Asks for more proposals, to add or to replace; groups that a person has worked on stay as they are. */
+  async function more(afresh = false, stays = () => false) {
+    if (asking) {
+      wanted = [afresh || wanted?.[0], stays];
+      return;
+    }
     asking = true;
+    recent.clear();
+    let kept = null;
     try {
       await app.idle();
       const answer = await json(`/api/groups?size=${SIZE}&n=${AHEAD}`);
-      const stay = afresh ? list.filter((group) => group.mine) : list;
-      const known = new Set(stay.flatMap((group) => group.rows));
+      kept = current();
+      const stay = afresh ? list.filter((group) => group.mine || stays(group)) : list;
+      const known = new Set([...recent, ...stay.flatMap((group) => group.rows)]);
       const fresh = answer.groups.map((group) => ({ ...group, seen: answer.event,
         rows: group.rows.filter((row) => !known.has(row)) })).filter((group) => group.rows.length);
       list = [...stay, ...fresh];
-      at = afresh ? 0 : Math.min(at, Math.max(0, list.length - 1));
+      at = Math.max(0, list.indexOf(kept));
     } catch (error) {
       app.complain(error.message);
     }
     asking = false;
-    show();
+    show(kept === current());
+    if (wanted) {
+      const next = wanted;
+      wanted = null;
+      more(...next);
+    }
+  }
+
+  /** The model has learnt: what waits is asked for again, but nothing changes under somebody's hands. */
+  function learned() {
+    later ??= setTimeout(() => {
+      later = null;
+      if (place) more(true, (group) => group === current());
+    }, PAUSE);
   }
 
   function show(keep = false) {
@@ -121,6 +144,7 @@ export function groups(app) {
   /** These rows leave the groups, wherever they are. Of an accepted group what was taken out is left, to be named. */
   function leave(rows, accepted = false) {
     const gone = new Set(rows);
+    for (const row of rows) recent.add(row);
     const was = current();
     list = list.map((group) => (group.rows.some((row) => gone.has(row))
       ? { ...group, mine: true, ...(group === was && accepted ? { title: "And these, which you took out?", guess: null } : {}),
@@ -192,6 +216,7 @@ export function groups(app) {
     },
     changed(what) {
       if (what === "undo") more(true);
+      else if (what === "model") learned();
       else if (what === "state" && place) {
         strip.replaceChildren(...list.map(card));
         headline();

@@ -154,8 +154,8 @@ class App {
 
   showHeader() {
     const total = state.rows;
-    place("source").replaceChildren(state.source);
-    place("source").title = `${state.source}: ${count(total, "image")} of ${state.image.height} × ${state.image.width}, ${state.image.dtype}`;
+    place("source").replaceChildren(state.source.split("/").pop());
+    place("source").title = `${state.source}: ${count(total, "image")}`;
     document.title = `${thousands(state.labelled)} of ${thousands(total)} · oars label`;
     const bar = place("done");
     set(bar, { "aria-valuemax": total, "aria-valuenow": state.labelled,

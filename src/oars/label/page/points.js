@@ -19,7 +19,10 @@ const FRAGMENT = `#version 300 es
 precision mediump float;
 in vec4 colour;
 out vec4 shown;
-void main() { shown = vec4(colour.rgb * colour.a, colour.a); }`;
+void main() {
+  if (distance(gl_PointCoord, vec2(0.5)) > 0.55) discard;
+  shown = vec4(colour.rgb * colour.a, colour.a);
+}`;
 
 /** An order in which each front part is spread over all: steps of the golden section, which never fall together. */
 function spread(count) {
@@ -65,7 +68,7 @@ export class Points {
     const side = Math.min(width, height) / 2 * zoom;
     const some = Math.min(this.count, Math.max(1, Math.round(this.count * share)));
     const crowd = Math.sqrt(width * height / Math.max(1, this.count)) * Math.sqrt(zoom);
-    const size = Math.max(1.5, Math.min(9, crowd * 0.45));
+    const size = Math.max(1.5, Math.min(8, crowd * 0.45));
     this.way.draw({ some, across: 2 * side / width, along: 2 * side / height, x, y, size });
     return some;
   }

@@ -2,7 +2,8 @@
 
 import { get } from "./api.js";
 
-const SIZE = 96;
+const USUAL = 64;  // as the server keeps them
+const SHARP = 128;
 const STRIP = 60;
 const KEEP = 400;
 const AT_ONCE = 3;
@@ -12,6 +13,15 @@ const strips = [];
 const wanted = new Map();  // row -> elements that show it
 let under = 0;
 let planned = false;
+let size = USUAL;
+
+/** Larger thumbnails want more pixels. True if all are to be painted again. */
+export function sharpen(sharp) {
+  if (size === (sharp ? SHARP : USUAL)) return false;
+  size = sharp ? SHARP : USUAL;
+  while (strips.length) forget(strips.shift());
+  return true;
+}
 
 /** Shows the thumbnail of a row in an element, now or as soon as it is there. */
 export function paint(element, row) {
@@ -55,7 +65,7 @@ async function fetchStrip(rows) {
   for (const row of rows) wanted.delete(row);
   under += 1;
   try {
-    const answer = await get(`/api/thumbs?rows=${rows.join(",")}&size=${SIZE}`);
+    const answer = await get(`/api/thumbs?rows=${rows.join(",")}&size=${size}`);
     const strip = { url: URL.createObjectURL(await answer.blob()), rows };
     strips.push(strip);
     rows.forEach((row, at) => {

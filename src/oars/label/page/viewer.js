@@ -18,7 +18,7 @@ export function viewer(app) {
     row = Math.max(0, Math.min(state.rows - 1, Math.round(to)));
     number.value = row;
     try {
-      await Promise.all([big.show(row).then(showLimits), about(), json(`/api/near?row=${row}&n=24`).then(({ rows }) => near.show(rows))]);
+      await Promise.all([big.show(row).then(showLimits).then(about), json(`/api/near?row=${row}&n=24`).then(({ rows }) => near.show(rows))]);
     } catch (error) {
       app.complain(error.message);
     }
@@ -28,10 +28,11 @@ export function viewer(app) {
     const known = await json(`/api/about?row=${row}`);
     if (known.row !== row || !place) return;
     const said = known.class ? `${known.class} (${known.how}${known.by ? `, ${known.by}` : ""})` : "no label";
+    const wide = big.raw ? Math.min(big.raw.height, big.raw.width) / 2 : known.profile.length;
     const entries = [["Image", String(known.key ?? row)], ["Label", said]];
     if (known.guess) entries.push(["The model says", `${known.guess}, ${percent(known.p)}`]);
     facts.replaceChildren(make("dl", {}, entries.map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]).flat()),
-      chart({ title: "Radial profile", x: known.profile.map((_, radius) => radius * (known.profile_step || 1)), xName: "radius",
+      chart({ title: "Radial profile", x: known.profile.map((_, ring) => ring * wide / known.profile.length), xName: "radius in pixels",
         lines: [{ name: "mean intensity", y: known.profile, colour: "#1f9bde" }] }),
       known.history?.length ? make("details", {}, make("summary", {}, `History (${known.history.length})`),
         make("ol", {}, known.history.map((event) => make("li", {}, `${event.class ?? "no label"} by ${event.by} (${event.how})`)))) : "");
