@@ -1,4 +1,4 @@
-"""Drives Chromium through its DevTools protocol: real input events (mouse, keys, fingers), pictures, what the console said.
+"""Drives Chromium through its DevTools protocol: real events of mouse, keys and fingers; pictures; what the console said.
 
 A websocket of our own: one connection, text frames, no fragments from our side.
 """
@@ -20,11 +20,11 @@ from urllib.request import Request, urlopen
 
 from running import environment
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
-         "--disable-background-networking", "--disable-sync", "--remote-debugging-port=0")
-CODES = {"Enter": 13, "Escape": 27, " ": 32, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40,
-         "PageUp": 33, "PageDown": 34, "End": 35, "Home": 36, "Backspace": 8}
-SHIFT, CONTROL = 8, 2
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-component-update", "--disable-background-networking", "--remote-debugging-port=0")
+CODES = {"Enter": 13, "Escape": 27, " ": 32, "Tab": 9, "PageUp": 33, "PageDown": 34, "End": 35, "Home": 36,
+         "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+SHIFT = 8
 
 
 class Chromium:
@@ -36,8 +36,9 @@ class Chromium:
         profile = folder / "profile"
         profile.mkdir(parents=True)
         self.size = size
-        self.process = subprocess.Popen([program, *FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}",
-                                         "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+        self.process = subprocess.Popen([program, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank",
+                                         f"--window-size={size[0]},{size[1]}"], stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, env=environment())
         note = profile / "DevToolsActivePort"
         wait_for(lambda: note.exists() and note.read_text().count("\n"), "Chromium does not start", 60)
         self.port = int(note.read_text().split()[0])
@@ -73,7 +74,8 @@ class Tab:
         self.console: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=touch)
+        self.call("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1,
+                  mobile=touch)
         if touch:
             self.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
 
@@ -148,7 +150,8 @@ class Tab:
     # Fingers.
 
     def touch(self, kind: str, *points: tuple[float, float]) -> None:
-        self.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y, "id": at} for at, (x, y) in enumerate(points)])
+        self.call("Input.dispatchTouchEvent", type=kind,
+                  touchPoints=[{"x": x, "y": y, "id": at} for at, (x, y) in enumerate(points)])
 
     def tap(self, selector: str, index: int = 0) -> None:
         self.touch("touchStart", self.where(selector, index))
@@ -168,9 +171,8 @@ class Tab:
         """Keys one after another: characters, or names such as ArrowLeft."""
         for key in keys:
             shift = SHIFT if len(key) == 1 and (key.isupper() or key in "?+") else 0
-            code = f"Digit{key}" if key.isdigit() else f"Key{key.upper()}" if len(key) == 1 and key.isalpha() else "Space" if key == " " else key
             text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-            more = {"key": key, "code": code, "modifiers": modifiers | shift,
+            more = {"key": key, "code": _code(key), "modifiers": modifiers | shift,
                     "windowsVirtualKeyCode": CODES.get(key, ord(key.upper()) if len(key) == 1 else 0)}
             self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **more)
             self.call("Input.dispatchKeyEvent", type="keyUp", **more)
@@ -188,6 +190,15 @@ def wait_for(true: Callable[[], Any], else_: str, seconds: float = 30, more: Cal
         assert time.monotonic() < until, else_ + more()
         time.sleep(0.05)
     return value
+
+
+def _code(key: str) -> str:
+    """The name of the key itself, whatever letter is on it."""
+    if key.isdigit():
+        return f"Digit{key}"
+    if len(key) == 1 and key.isalpha():
+        return f"Key{key.upper()}"
+    return {" ": "Space", "?": "Slash", "+": "Equal", "-": "Minus"}.get(key, key)
 
 
 def _along(places: tuple[tuple[float, float], ...], steps: int) -> list[tuple[float, float]]:

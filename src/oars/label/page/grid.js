@@ -20,6 +20,7 @@ export class Grid {
     this.inner = make("div.tiles", { role: "listbox", "aria-multiselectable": "true", "aria-label": label });
     this.element = make("div.grid.none", { onscroll: () => this.soon() }, this.inner);
     this.inner.addEventListener("click", (event) => this.clicked(event));
+    this.inner.addEventListener("focusin", (event) => { this.at = Number(event.target.dataset.index); });
     this.inner.addEventListener("dblclick", (event) => this.opened && this.tileOf(event) && this.opened(this.rowOf(event)));
     drags(this.inner, (event) => this.tileOf(event) && this.taken(this.rowOf(event)));
     new ResizeObserver(() => this.layout()).observe(this.element);
@@ -109,7 +110,6 @@ export class Grid {
   goTo(index) {
     this.at = index;
     this.focus();
-    for (const [other, tile] of this.tiles) tile.tabIndex = other === index ? 0 : -1;
   }
 
   clicked(event) {
@@ -182,6 +182,14 @@ export class Grid {
         this.inner.append(tile);
       }
     }
+    this.anchor(this.at >= first && this.at < last ? this.at : Math.min(last - 1, first + this.columns));
+  }
+
+  /** Tab reaches one tile: the one that had the focus, or one in sight if that was scrolled away. */
+  anchor(index) {
+    if (this.reached !== index && this.tiles.has(this.reached)) this.tiles.get(this.reached).tabIndex = -1;
+    if (this.tiles.has(index)) this.tiles.get(index).tabIndex = 0;
+    this.reached = index;
   }
 
   place(tile, index) {
@@ -189,7 +197,7 @@ export class Grid {
     const x = GAP + (index % this.columns) * this.pitch;
     const y = GAP + Math.floor(index / this.columns) * this.pitch;
     tile.style.transform = `translate(${x}px, ${y}px)`;
-    tile.tabIndex = index === this.at ? 0 : -1;
+    tile.tabIndex = -1;
     if (tile.dataset.row !== String(this.rows[index])) paint(tile, this.rows[index]);
   }
 

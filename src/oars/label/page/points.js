@@ -1,5 +1,6 @@
-// Draws a million points. By WebGL2 where there is one, else pixel by pixel. The points lie in a shuffled order, so that
-// any part of them, from the front, shows the whole map: while it moves only as many are drawn as the machine can do.
+// Draws a million points. By WebGL2 where there is a GPU for it, else pixel by pixel, which is faster than a WebGL2 that
+// is only emulated. The points lie in a shuffled order, so that any part of them, from the front, shows the whole map:
+// while it moves only as many are drawn as the machine can do.
 
 const DIM = 0.45;
 const VERTEX = `#version 300 es
@@ -34,12 +35,20 @@ function spread(count) {
   return order;
 }
 
+/** Whether WebGL2 is there, and not emulated by the processor. */
+function gpu() {
+  const gl = document.createElement("canvas").getContext("webgl2");
+  const more = gl?.getExtension("WEBGL_debug_renderer_info");
+  const name = more ? gl.getParameter(more.UNMASKED_RENDERER_WEBGL) : "";
+  gl?.getExtension("WEBGL_lose_context")?.loseContext();
+  return Boolean(gl) && !/swiftshader|llvmpipe|softpipe|software|basic render/i.test(name);
+}
+
 export class Points {
   constructor(canvas) {
     this.canvas = canvas;
     this.count = 0;
-    const gl = canvas.getContext("webgl2", { antialias: false, alpha: false, powerPreference: "high-performance" });
-    this.way = gl ? new Shader(gl) : new Plain(canvas);
+    this.way = gpu() ? new Shader(canvas) : new Plain(canvas);
   }
 
   /** x and y of each row in turn. */
@@ -74,8 +83,9 @@ export class Points {
   }
 }
 
-class Shader {
-  constructor(gl) {
+export class Shader {
+  constructor(canvas) {
+    const gl = canvas.getContext("webgl2", { antialias: false, alpha: false, powerPreference: "high-performance" });
     this.gl = gl;
     const program = gl.createProgram();
     for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
@@ -125,8 +135,8 @@ class Shader {
   }
 }
 
-/** Without WebGL2: each point is a small square in an image. */
-class Plain {
+/** Each point is a small square in an image. */
+export class Plain {
   constructor(canvas) {
     this.canvas = canvas;
     this.pen = canvas.getContext("2d", { alpha: false });

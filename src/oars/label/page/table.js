@@ -22,6 +22,7 @@ export class Table {
       this.at = Number(line.dataset.row);
       this.choose();
     });
+    this.body.addEventListener("focusin", (event) => { this.at = Number(event.target.dataset.row); });
     new ResizeObserver(() => this.render(true)).observe(this.scroll);
   }
 
@@ -87,9 +88,12 @@ export class Table {
         line.style.transform = `translateY(${row * HIGH}px)`;
         this.body.append(line);
       } else if (!all) continue;
-      line.tabIndex = row === this.at ? 0 : -1;
+      line.tabIndex = -1;
       line.setAttribute("aria-selected", String(this.chosen.has(row)));
       line.replaceChildren(...this.cells(row).map((text) => make("span", { role: "gridcell" }, text)));
     }
+    // Tab reaches one line: the one that had the focus, or one in sight if that was scrolled away.
+    const anchor = this.at >= first && this.at < last ? this.at : Math.min(last - 1, first + 3);
+    for (const [row, line] of this.lines) line.tabIndex = row === anchor ? 0 : -1;
   }
 }
