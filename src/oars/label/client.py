@@ -51,7 +51,7 @@ class Client:
                 return state
             if time.monotonic() > until or (state["note"] and not state["progress"] and not state["features"]):
                 raise LabelError(state["note"] or "the server has not come to rest")
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def close(self) -> None:
         """Hang up."""

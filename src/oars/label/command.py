@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import socket
 import sys
 import webbrowser
@@ -20,6 +21,7 @@ examples:
   oars label run.h5 --classes water,ice
   oars label photos/ --port 7007
   oars label run.h5 --export                # writes run.labels.csv
+  oars label run.h5 --simulate truth.csv    # what will it cost? a simulated labeller tells
 """
 FIRST_PORT = 7070
 
@@ -39,6 +41,10 @@ def parser() -> Parser:
                      f"one from {FIRST_PORT} on)")
     top.add_argument("--seed", type=number, default=0, help="of the choice of images for the exam (default: 0)")
     top.add_argument("--export", action="store_true", help="write NAME.labels.csv and end")
+    top.add_argument("--simulate", metavar="TRUTH.CSV", help="play a labeller who knows these labels (columns row and "
+                     "label) and overlooks one wrong image in ten; nothing is kept")
+    top.add_argument("--actions", type=count_of("actions"), default=1000, metavar="N", help="with --simulate: at most "
+                     "so many clicks and keys (default: 1000)")
     top.add_argument("--host", help=argparse.SUPPRESS)
     return top
 
@@ -53,6 +59,7 @@ def main(argv: list[str]) -> int:
     from oars.data.errors import DataError
     from oars.label.errors import LabelError
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started ends with us
     try:
         return _do(args)
     except (LabelError, DataError) as error:
@@ -74,6 +81,12 @@ def _do(args: argparse.Namespace) -> int:
     if args.host is not None:
         raise LabelError(f"--host {args.host}: the page is served to this machine only; from another one, use the "
                          "ssh -L line that oars label prints")
+    if args.simulate is not None:
+        from oars.label.simulate import simulate
+
+        words = ["--features", os.path.abspath(args.features) if args.features.endswith(".npy") else args.features,
+                 "--seed", str(args.seed), *(["--group", args.group] if args.group else [])]
+        return simulate(args.source, Path(args.simulate), args.actions, words, args.seed)
     names = [name.strip() for name in args.classes.split(",") if name.strip()]
     folder = open_folder(args.source, args.group, args.seed)
     lock = folder.lock()

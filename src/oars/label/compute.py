@@ -17,6 +17,7 @@ import numpy as np
 
 from oars.data import work
 from oars.data.errors import DataError
+from oars.data.labels import checksum_of
 from oars.label import folder as folder_
 from oars.label import pixels
 from oars.label.folder import Folder, put
@@ -94,7 +95,7 @@ def _block(task: tuple[str, str | None, int, int, int]) -> dict[str, Any]:
         features["spots"].append(pixels.spots(empty, shaped))
     work.advance(end - begin)
     return {**{name: np.stack(values) for name, values in features.items()},
-            "check": np.array([0 if i is None else pixels.checksum(i) for i in images], np.uint32),
+            "check": np.array([0 if i is None else checksum_of(i) for i in images], np.uint32),
             "thumb": np.stack([np.full((pixels.THUMB, pixels.THUMB), 128, np.uint8) if i is None
                                else pixels.thumb(i, pixels.THUMB) for i in images]),
             "bad": sum(i is None for i in images)}

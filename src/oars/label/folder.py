@@ -16,6 +16,7 @@ import numpy as np
 
 from oars import runfolder
 from oars.data.errors import DataError
+from oars.data.labels import checksum_of
 from oars.label.errors import LabelError
 from oars.label.log import Log, filesystem, journal_for
 from oars.label.source import Source
@@ -120,13 +121,11 @@ def _again(path: Path, source: str, found: Source) -> Folder:
 
 def _look(found: Source) -> dict[str, int]:
     """Checksums of some images all over the source."""
-    from oars.label.pixels import checksum
-
     rows = sorted({int(row) for row in np.linspace(0, found.rows - 1, _LOOKED_AT)})
     checks = {}
     for row in rows:
         try:
-            checks[str(row)] = checksum(found.images([row])[0])
+            checks[str(row)] = checksum_of(found.images([row])[0])
         except DataError:
             checks[str(row)] = -1  # it cannot be read, now as then
     return checks

@@ -66,11 +66,6 @@ def thumb(image: np.ndarray, side: int) -> np.ndarray:
     return out
 
 
-def checksum(image: np.ndarray) -> int:
-    """Tells this image from others, wherever its row has gone."""
-    return zlib.crc32(np.ascontiguousarray(image).tobytes())
-
-
 class Geometry:
     """Which pixels form which ring. ``lit`` says which pixels ever had light: gaps between panels do not."""
 

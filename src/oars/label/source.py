@@ -10,6 +10,7 @@ import numpy as np
 import oars.data
 from oars.data.decode import decode
 from oars.data.errors import DataError
+from oars.data.labels import image_column
 
 MOST_PIXELS = 64 << 20  # of an encoded image; more is taken for a decompression bomb
 
@@ -22,12 +23,11 @@ class Source:
         data = oars.data.open(path, group=group)
         self.reader = data.reader
         fields = self.reader.fields
-        images = [name for name, field in fields.items() if field.encoded or (
-            field.shape is not None and len(field.shape) >= 2 and field.dtype.kind in "biuf")]
-        if not images:
+        column = image_column(self.reader)
+        if column is None:
             raise DataError(f"{path} has no images: of its columns ({', '.join(fields)}) none has rows of two "
                             "dimensions")
-        self.column = images[0]
+        self.column = column
         self.field = fields[self.column]
         self.rows = len(self.reader)
         if self.rows == 0:
