@@ -6,6 +6,7 @@ import { newClass } from "./classes.js";
 import { colour, count, make, percent, set, thousands } from "./dom.js";
 import { drags, dropsOn } from "./drag.js";
 import { Grid } from "./grid.js";
+import { released } from "./pressed.js";
 import { classNumber, state } from "./state.js";
 import { paint } from "./thumbs.js";
 
@@ -37,6 +38,7 @@ export function groups(app) {
     try {
       await app.idle();
       const answer = await json(`/api/groups?size=${SIZE}&n=${AHEAD}`);
+      await released();
       kept = current();
       const stay = afresh ? list.filter((group) => group.mine || stays(group)) : list;
       const known = new Set([...recent, ...stay.flatMap((group) => group.rows)]);

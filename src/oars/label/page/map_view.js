@@ -28,6 +28,8 @@ export class MapView {
       event.preventDefault();
       this.zoomBy(Math.exp(-event.deltaY / 500), event);
     }, { passive: false });
+    // Else the browser takes a quick line for a fling, and the next tap for what stops it.
+    this.canvas.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     this.canvas.addEventListener("contextmenu", (event) => event.preventDefault());
     for (const name of ["focus", "blur", "keydown"]) this.canvas.addEventListener(name, () => this.byKeys(name !== "blur"));
     new ResizeObserver(() => this.resize()).observe(this.element);

@@ -22,6 +22,7 @@ export class Picture {
     for (const name of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
       this.canvas.addEventListener(name, (event) => this.pointer(event));
     }
+    this.canvas.addEventListener("touchmove", (event) => this.zoom > 1 && event.preventDefault(), { passive: false });
     new ResizeObserver(() => this.draw()).observe(this.element);
     this.fit();
   }

@@ -2,6 +2,7 @@
 // it shows the server's, and asks again when the server says that something happened.
 
 import { json } from "./api.js";
+import { released } from "./pressed.js";
 
 export const state = {
   source: "", rows: 0, event: 0, person: "", classes: [], labelled: 0, left: 0, disputed: 0, live: false,
@@ -60,6 +61,7 @@ export function classNumber(name) {
   return state.classes.findIndex((known) => known.name === name);
 }
 
-function tell(what) {
+async function tell(what) {
+  await released();
   for (const listener of heard) listener(what);
 }
