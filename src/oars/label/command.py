@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import signal
@@ -141,7 +142,8 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
               flush=True)
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
             webbrowser.open(address)
-        serve(serving, listener)
+        with contextlib.suppress(KeyboardInterrupt):  # how it is ended; uvicorn has closed everything by then
+            serve(serving, listener)
         serving.export()
     finally:
         serving.close()

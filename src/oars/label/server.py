@@ -203,7 +203,8 @@ class Server:
         body = _body(request, rows=list, how=str, seen=int)
         if "class" not in body or not (body["class"] is None or isinstance(body["class"], str)):
             raise LabelError("class: a class's name, or null")
-        return self.desk.label(self._who(request), _rows(body["rows"]), body["class"], body["how"], body["seen"])
+        return self.desk.label(self._who(request), _rows(body["rows"]), body["class"], body["how"],
+                               max(0, min(body["seen"], 1 << 60)))
 
     def _class(self, request: Request) -> Any:
         return self.desk.add_class(self._who(request), _body(request, name=str)["name"])
@@ -237,8 +238,8 @@ def _number(request: Request, name: str, usual: int | None = None, low: int = 0,
 
 
 def _rows(rows: list[Any]) -> list[int]:
-    if not all(type(row) is int for row in rows):
-        raise LabelError("rows are numbers")
+    if not all(type(row) is int and 0 <= row < 1 << 40 for row in rows):
+        raise LabelError("rows are numbers, from 0 on")
     return rows
 
 
