@@ -128,6 +128,42 @@ def test_what_two_people_say_differently_is_disputed_and_leaves_training(served,
     assert rows[0] not in table(client)
 
 
+def test_a_dispute_is_settled_by_whoever_says_so(served, client):
+    other = Client(served.port, served.token)
+    row, seen = still(client, 1)[0], client.get("/api/state")["event"]
+    label(client, [row], "dark", seen=seen)
+    label(other, [row], "bright", seen=seen)
+    third = Client(served.port, served.token)
+    third.post("/api/label", rows=[row], how="human", seen=seen, settle=True, **{"class": "bright"})
+    assert table(client)[row] == ("bright", "human") and client.get("/api/disputes")["rows"] == []
+    for one in (third, other, client):
+        one.post("/api/undo")
+
+
+def test_an_action_that_is_sent_twice_is_done_once(client):
+    row = still(client, 1)[0]
+    words = dict(rows=[row], how="human", seen=NOW, action="a random name", **{"class": "dark"})
+    first = client.post("/api/label", **words)
+    again = client.post("/api/label", **words)
+    assert again["event"] == first["event"] and again["changed"] == 0
+    assert client.get("/api/state")["event"] == first["event"]
+    client.post("/api/undo", action="another")
+    assert client.post("/api/undo", action="another")["event"] == first["event"] + 1
+    assert row not in table(client)
+
+
+def test_people_are_called_as_they_wish(served, client):
+    other = Client(served.port, served.token)
+    client.post("/api/person", name="Ada")
+    assert client.get("/api/state")["person"] == "Ada"
+    with pytest.raises(LabelError, match="called Ada already"):
+        other.post("/api/person", name="Ada")
+    row = still(client, 1)[0]
+    label(client, [row], "dark")
+    assert client.get(f"/api/about?row={row}")["by"] == "Ada"
+    client.post("/api/undo")
+
+
 def test_the_same_label_by_two_people_is_no_dispute(served, client):
     other = Client(served.port, served.token)
     rows = still(client, 2)

@@ -116,7 +116,7 @@ def _export(folder: object) -> int:
 
 def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
     from oars.data import work
-    from oars.label.desk import SERVER
+    from oars.label.desk import SERVER, Actor
     from oars.label.errors import LabelError
     from oars.label.folder import Folder
     from oars.label.server import serve
@@ -133,7 +133,7 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
         there = {serving.desk.state.names[n] for n in serving.desk.state.classes()}
         for name in names:
             if name not in there:
-                serving.desk.add_class(SERVER, name)
+                serving.desk.add_class(Actor(SERVER), name)
         port = listener.getsockname()[1]
         address = f"http://localhost:{port}/#{folder.token()}"
         print(f"{folder.source}: {folder.rows:,} images; labels in {folder.path}\n"
