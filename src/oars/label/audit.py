@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oars.label import chances
-from oars.label.desk import Desk
+from oars.label.desk import Actor, Desk
 from oars.label.errors import LabelError
 from oars.label.state import HOW
 
@@ -57,7 +57,7 @@ class Audits:
         self._drawn[number] = rows, planted, would
         return {"rows": rows.tolist(), "passed": passed, "refused": None}
 
-    def judge(self, who: str, name: str, rows: list[int], wrong: list[int]) -> dict[str, Any]:
+    def judge(self, who: Actor, name: str, rows: list[int], wrong: list[int]) -> dict[str, Any]:
         """What the person has clicked as wrong; writes the outcome down."""
         desk = self._desk
         number = desk.state.number(name)
@@ -81,7 +81,7 @@ class Audits:
         return {"event": event, "errors": errors, "planted": len(planted), "found": found, "passed": passed,
                 "upper": outcome["upper"]}
 
-    def accept(self, who: str, name: str) -> dict[str, Any]:
+    def accept(self, who: Actor, name: str) -> dict[str, Any]:
         """The guesses that were audited become labels."""
         desk = self._desk
         with desk.lock:

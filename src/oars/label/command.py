@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import signal
@@ -115,7 +116,7 @@ def _export(folder: object) -> int:
 
 def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
     from oars.data import work
-    from oars.label.desk import SERVER
+    from oars.label.desk import SERVER, Actor
     from oars.label.errors import LabelError
     from oars.label.folder import Folder
     from oars.label.server import serve
@@ -132,7 +133,7 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
         there = {serving.desk.state.names[n] for n in serving.desk.state.classes()}
         for name in names:
             if name not in there:
-                serving.desk.add_class(SERVER, name)
+                serving.desk.add_class(Actor(SERVER), name)
         port = listener.getsockname()[1]
         address = f"http://localhost:{port}/#{folder.token()}"
         print(f"{folder.source}: {folder.rows:,} images; labels in {folder.path}\n"
@@ -141,7 +142,8 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
               flush=True)
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
             webbrowser.open(address)
-        serve(serving, listener)
+        with contextlib.suppress(KeyboardInterrupt):  # how it is ended; uvicorn has closed everything by then
+            serve(serving, listener)
         serving.export()
     finally:
         serving.close()

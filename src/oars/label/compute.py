@@ -31,14 +31,18 @@ NAMES = ("radial", "spots")
 _source: tuple[Source, pixels.Geometry] | None = None
 
 
-def compute(folder: Folder, workers: int) -> None:
-    """Make what is missing."""
-    (folder.path / folder_.FEATURES).mkdir(exist_ok=True)
+def finals_of(folder: Folder) -> dict[Path, str]:
+    """The files that are made, and what is in each."""
     finals = {folder.feature(name): name for name in NAMES} | {folder.file(folder_.CHECKSUMS): "check"}
     if folder.rows <= _THUMBS_UP_TO:
         finals[folder.file(folder_.THUMBS)] = "thumb"
-    if all(path.exists() for path in finals):
-        return
+    return finals
+
+
+def compute(folder: Folder, workers: int) -> None:
+    """Make what is missing."""
+    (folder.path / folder_.FEATURES).mkdir(exist_ok=True)
+    finals = finals_of(folder)
     sample = _block((folder.source, folder.group, folder.rows, 0, min(folder.rows, 1)))
     begin = _done(folder, finals)
     parts = {path: _part(path, folder.rows, sample[name], begin) for path, name in finals.items()}

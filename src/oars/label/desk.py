@@ -6,6 +6,7 @@ state under the same lock. Where this needs images it asks ``pictures``, outside
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from oars.label import choose
 from oars.label.chances import wilson
-from oars.label.errors import LabelError
+from oars.label.errors import LabelError, Repeated
 from oars.label.folder import Folder
 from oars.label.learner import Learner
 from oars.label.state import DISPUTED, HOW, State
@@ -22,6 +23,14 @@ from oars.label.state import DISPUTED, HOW, State
 LONGEST = 80  # letters of a class's name
 MOST_CLASSES = 200
 SERVER = "oars"  # who made the classes of the command line
+
+
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """Who acts, and the page's own name for the action, if it gave one."""
+
+    name: str
+    action: str | None = None
 
 
 class Desk:
@@ -36,6 +45,7 @@ class Desk:
         for n, at, who, kind, data in self.log.events():
             self.when[n] = at
             self.state.apply(n, who, kind, data)
+        self._actions = self.log.actions()
         self.learner: Learner | None = None  # until features are there
 
     def learn(self, candidates: dict[str, np.ndarray], chosen: str | None) -> None:
@@ -53,20 +63,30 @@ class Desk:
             rows = self.state.trains()
             return self.state.version, rows, self.state.labels()[rows]
 
-    def add(self, who: str, kind: str, data: dict[str, Any], learns: bool = True) -> int:
+    def add(self, who: Actor, kind: str, data: dict[str, Any], learns: bool = True) -> int:
         """Write an event down, then let it count."""
         with self.lock:
-            n = self.log.add(who, kind, data)
-            self.state.apply(n, who, kind, data)
+            self.once(who)
+            n = self.log.add(who.name, kind, data, who.action)
+            self.state.apply(n, who.name, kind, data)
+            if who.action is not None:
+                self._actions[who.action] = n
         if learns and self.learner:
             self.learner.again()
         self.told(kind)
         return n
 
+    def once(self, who: Actor) -> None:
+        """Refuse an action that was done already."""
+        if who.action is not None and (event := self._actions.get(who.action)) is not None:
+            raise Repeated(event)
+
     # ---- actions -----------------------------------------------------------------------------------------------------
 
-    def label(self, who: str, rows: list[int], name: str | None, how: str, seen: int) -> dict[str, Any]:
-        """Give rows a class, or take it away; what others have said since ``seen`` is not overwritten but disputed."""
+    def label(self, who: Actor, rows: list[int], name: str | None, how: str, seen: int,
+              settle: bool = False) -> dict[str, Any]:
+        """Give rows a class, or take it away; what others have said since ``seen`` is not overwritten but disputed.
+        With ``settle`` this label counts, and ends the dispute."""
         if how not in ("human", "page", "exam", "audit"):
             raise LabelError(f"how={how!r} is none of human, page, exam, audit")
         chosen = self._rows(rows)
@@ -81,8 +101,8 @@ class Desk:
             if not len(chosen):
                 raise LabelError("these rows are the exam's: label them there")
             labels, known = state.labels()[chosen], state.known[chosen]
-            me = state.people.get(who, -1)
-            newer = (known["event"] > seen) & (known["who"] != me)
+            me = state.people.get(who.name, -1)
+            newer = (known["event"] > seen) & (known["who"] != me) & (not settle)
             clash = newer & ((known["how"] == DISPUTED) | ((labels >= 0) & (labels != number)))
             conflicts = [(int(row), int(other)) for row, other in zip(chosen[clash], known["label"][clash],
                                                                       strict=True)]
@@ -93,7 +113,7 @@ class Desk:
                 {"row": row, "class": self._name(other), "by": self.state.name_of(int(by))}
                 for (row, other), by in zip(conflicts, known["who"][clash], strict=True)]}
 
-    def add_class(self, who: str, name: str) -> dict[str, Any]:
+    def add_class(self, who: Actor, name: str) -> dict[str, Any]:
         """A new class."""
         with self.lock:
             name = self._new_name(name)
@@ -101,7 +121,7 @@ class Desk:
                 raise LabelError(f"there are {MOST_CLASSES} classes already: merge some")
             return {"event": self.add(who, "class", {"name": name, "text": f"class {name}"})}
 
-    def rename(self, who: str, old: str, new: str) -> dict[str, Any]:
+    def rename(self, who: Actor, old: str, new: str) -> dict[str, Any]:
         """Another name for a class; that of another class merges the two."""
         with self.lock:
             number = self.state.number(old)
@@ -114,10 +134,21 @@ class Desk:
                 raise LabelError(f"{old} has this name already")
             return {"event": self.add(who, "merge", {"class": number, "into": into, "text": f"{old} is part of {new}"})}
 
-    def undo(self, who: str, again: bool) -> dict[str, Any]:
+    def call(self, who: Actor, name: str) -> None:
+        """What a person wants to be called; labels of before are theirs still."""
+        name = name.strip()
+        if not name or len(name) > 40 or not name.isprintable():
+            raise LabelError("a name has 1 to 40 printable letters")
+        with self.lock:
+            taken = {self.state.shown(one) for one in self.state.people if one != who.name} | {SERVER}
+            if name in taken:
+                raise LabelError(f"somebody is called {name} already", 409)
+            self.add(who, "person", {"name": name}, learns=False)
+
+    def undo(self, who: Actor, again: bool) -> dict[str, Any]:
         """Take this person's last action back, or do it again."""
         with self.lock:
-            of = self.state.next_redo(who) if again else self.state.next_undo(who)
+            of = self.state.next_redo(who.name) if again else self.state.next_undo(who.name)
             if of is None:
                 raise LabelError(f"there is nothing to {'redo' if again else 'undo'}", 409)
             what = self.state.text(of)
@@ -157,12 +188,12 @@ class Desk:
                        for at, n in enumerate(state.classes())]
             done = int(((labels >= 0) & (state.known["how"] != HOW.index("exam"))).sum())
             undo = state.next_undo(who)
-            return {"rows": self.folder.rows, "event": state.last, "person": who, "classes": classes, "labelled": done,
-                    "left": len(state.open()), "disputed": len(state.disputed()), "exam": self.exam(),
+            return {"rows": self.folder.rows, "event": state.last, "person": state.shown(who), "classes": classes,
+                    "labelled": done, "left": len(state.open()), "disputed": len(state.disputed()), "exam": self.exam(),
                     "model": self._model(), "features": self.learner.table() if self.learner else [],
                     "undo": {"can": undo is not None, "redo": state.next_redo(who) is not None,
                              "what": state.text(undo)},
-                    "people": [{"name": name, "actions": state.actions[name]} for name in state.people
+                    "people": [{"name": state.shown(name), "actions": state.actions[name]} for name in state.people
                                if name != SERVER]}
 
     def _model(self) -> dict[str, Any]:
@@ -246,7 +277,7 @@ class Desk:
                 change = state.change(n)
                 at = 0 if change is None else int(np.flatnonzero(change.rows == row)[0])
                 after = None if change is None else change.after[at]
-                history.append({"event": n, "by": change.who if change else "", "at": self.when.get(n),
+                history.append({"event": n, "by": state.shown(change.who) if change else "", "at": self.when.get(n),
                                 "how": HOW[after["how"]] if after is not None else "undo",
                                 "class": self._name(int(after["label"])) if after is not None else None})
             said = label >= 0 or known["how"] == DISPUTED
@@ -257,6 +288,7 @@ class Desk:
     def disputes(self) -> dict[str, Any]:
         """Rows about which people disagree, and who said what."""
         with self.lock:
-            return {"rows": [{"row": int(row), "labels": [{"by": who, "class": self._name(label)} for who, label
-                                                          in self.state.disputes.get(int(row), {}).items()]}
-                             for row in self.state.disputed()]}
+            state = self.state
+            return {"rows": [{"row": row, "labels": [{"by": state.shown(who), "class": self._name(label)}
+                                                     for who, label in state.disputes.get(row, {}).items()]}
+                             for row in state.disputed().tolist()]}

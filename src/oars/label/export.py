@@ -41,7 +41,8 @@ def text(desk: Desk, keys: Keys) -> str:
         state = desk.state
         labels, known = state.labels(), state.known.copy()
         classes = {number: at for at, number in enumerate(state.classes())}
-        names, people = list(state.names), {number: name for name, number in state.people.items()}
+        names = list(state.names)
+        people = {number: state.shown(name) for name, number in state.people.items()}
     guess = desk.learner.guess if desk.learner else None
     path = desk.folder.file(folder_.CHECKSUMS)
     checks = np.load(path, mmap_mode="r") if path.exists() else None

@@ -53,18 +53,19 @@ class Log:
             self._db.execute(f"pragma journal_mode={journal}")
             self._db.execute("pragma synchronous=full")
             self._db.execute("create table if not exists event(n integer primary key, at real not null, "
-                             "who text not null, kind text not null, data text not null)")
+                             "who text not null, kind text not null, data text not null, action text unique)")
             self._db.execute("create table if not exists session(secret text primary key, person text not null)")
         except sqlite3.Error as error:
             raise LabelError(f"{path}: the log of labels cannot be opened ({error}): is it damaged, or the disk full?",
                              507) from None
 
-    def add(self, who: str, kind: str, data: dict[str, Any]) -> int:
-        """Write one event down; its number."""
+    def add(self, who: str, kind: str, data: dict[str, Any], action: str | None = None) -> int:
+        """Write one event down; its number. ``action`` is the page's name for it: no two events have the same."""
         with self._lock:
             try:
-                return int(self._db.execute("insert into event(at, who, kind, data) values(?, ?, ?, ?) returning n",
-                                            (time.time(), who, kind, json.dumps(data))).fetchall()[0][0])
+                return int(self._db.execute("insert into event(at, who, kind, data, action) values(?, ?, ?, ?, ?) "
+                                            "returning n", (time.time(), who, kind, json.dumps(data),
+                                                            action)).fetchall()[0][0])
             except sqlite3.Error as error:
                 raise LabelError(f"nothing was saved: {error}; make room on the disk, then repeat the last action",
                                  507) from None
@@ -77,6 +78,11 @@ class Log:
                     yield n, at, who, kind, json.loads(data)
             except (sqlite3.Error, ValueError) as error:
                 raise LabelError(f"the log of labels is damaged ({error}): put a copy of it back") from None
+
+    def actions(self) -> dict[str, int]:
+        """The names of actions, and their events."""
+        with self._lock:
+            return dict(self._db.execute("select action, n from event where action is not null").fetchall())
 
     def sessions(self) -> dict[str, str]:
         """Who a cookie belongs to."""

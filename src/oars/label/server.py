@@ -25,7 +25,8 @@ from starlette.routing import Route
 from oars.data.errors import DataError
 from oars.label import export
 from oars.label import folder as folder_
-from oars.label.errors import LabelError
+from oars.label.desk import Actor
+from oars.label.errors import LabelError, Repeated
 from oars.label.pixels import png
 from oars.label.security import Gate, Patient
 from oars.label.serving import Serving
@@ -58,8 +59,8 @@ class Server:
         gets |= {f"/page/{name}": functools.partial(self._file, name) for name in self.page}
         posts: dict[str, Handler] = {
             "/enter": self._enter, "/api/label": self._label, "/api/class": self._class,
-            "/api/class/rename": self._rename, "/api/undo": self._undo, "/api/redo": self._redo,
-            "/api/split": self._split, "/api/audit": self._judge, "/api/accept": self._accept}
+            "/api/class/rename": self._rename, "/api/person": self._person, "/api/undo": self._undo,
+            "/api/redo": self._redo, "/api/split": self._split, "/api/audit": self._judge, "/api/accept": self._accept}
         routes = [Route(path, self._route(gets.get(path), posts.get(path)), methods=_ALL)
                   for path in dict.fromkeys([*gets, *posts])]
         routes.append(Route("/api/events", self._events, methods=_ALL))
@@ -74,6 +75,8 @@ class Server:
                 return JSONResponse({"error": "there is nothing here"}, 405 if known else 404)
             try:
                 found = await run_in_threadpool(handler, request)
+            except Repeated as error:
+                return JSONResponse({"event": error.event, "changed": 0, "conflicts": [], "repeated": True})
             except LabelError as error:
                 return JSONResponse({"error": str(error)}, error.status)
             except DataError as error:
@@ -109,6 +112,19 @@ class Server:
 
     def _who(self, request: Request) -> str:
         return self.gate.person(request) or ""
+
+    def _actor(self, request: Request) -> Actor:
+        """Who acts; stops here if the same action was done already."""
+        action = _body(request).get("action")
+        if action is not None and not (isinstance(action, str) and 0 < len(action) <= 80):
+            raise LabelError("action: the page's name for it, 1 to 80 letters")
+        actor = Actor(self._who(request), action)
+        self.desk.once(actor)
+        return actor
+
+    def _person(self, request: Request) -> Response:
+        self.desk.call(self._actor(request), _body(request, name=str)["name"])
+        return Response(status_code=204)
 
     # ---- the page ----------------------------------------------------------------------------------------------------
 
@@ -203,30 +219,31 @@ class Server:
         body = _body(request, rows=list, how=str, seen=int)
         if "class" not in body or not (body["class"] is None or isinstance(body["class"], str)):
             raise LabelError("class: a class's name, or null")
-        return self.desk.label(self._who(request), _rows(body["rows"]), body["class"], body["how"], body["seen"])
+        return self.desk.label(self._actor(request), _rows(body["rows"]), body["class"], body["how"],
+                               max(0, min(body["seen"], 1 << 60)), body.get("settle") is True)
 
     def _class(self, request: Request) -> Any:
-        return self.desk.add_class(self._who(request), _body(request, name=str)["name"])
+        return self.desk.add_class(self._actor(request), _body(request, name=str)["name"])
 
     def _rename(self, request: Request) -> Any:
         body = _body(request, **{"from": str, "to": str})
-        return self.desk.rename(self._who(request), body["from"], body["to"])
+        return self.desk.rename(self._actor(request), body["from"], body["to"])
 
     def _undo(self, request: Request) -> Any:
-        return self.desk.undo(self._who(request), False)
+        return self.desk.undo(self._actor(request), False)
 
     def _redo(self, request: Request) -> Any:
-        return self.desk.undo(self._who(request), True)
+        return self.desk.undo(self._actor(request), True)
 
     def _split(self, request: Request) -> Any:
         return self.desk.split(_rows(_body(request, rows=list)["rows"]))
 
     def _judge(self, request: Request) -> Any:
         body = _body(request, **{"class": str, "rows": list, "wrong": list})
-        return self.serving.audits.judge(self._who(request), body["class"], _rows(body["rows"]), _rows(body["wrong"]))
+        return self.serving.audits.judge(self._actor(request), body["class"], _rows(body["rows"]), _rows(body["wrong"]))
 
     def _accept(self, request: Request) -> Any:
-        return self.serving.audits.accept(self._who(request), _body(request, **{"class": str})["class"])
+        return self.serving.audits.accept(self._actor(request), _body(request, **{"class": str})["class"])
 
 
 def _number(request: Request, name: str, usual: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
@@ -237,8 +254,8 @@ def _number(request: Request, name: str, usual: int | None = None, low: int = 0,
 
 
 def _rows(rows: list[Any]) -> list[int]:
-    if not all(type(row) is int for row in rows):
-        raise LabelError("rows are numbers")
+    if not all(type(row) is int and 0 <= row < 1 << 40 for row in rows):
+        raise LabelError("rows are numbers, from 0 on")
     return rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from oars.label import export
 from oars.label import folder as folder_
 from oars.label.audit import Audits
-from oars.label.compute import NAMES
+from oars.label.compute import NAMES, finals_of
 from oars.label.desk import Desk
 from oars.label.errors import LabelError
 from oars.label.folder import Folder
@@ -80,30 +80,35 @@ class Serving:
             with contextlib.suppress(LabelError):
                 self.image = {name: value for name, value in self.pictures.ask("image", row=0)[0].items()
                               if name != "bytes"}
-            self._child = subprocess.Popen([sys.executable, "-m", "oars.label.compute", str(self.folder.path),
-                                            str(self._workers)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-            while self._child.poll() is None and not self._ended.wait(_LOOK):
-                self._look("reading images")
-            if self._ended.is_set():
-                return
-            self._look("reading images")
-            self.progress = None
-            if self._child.returncode:
-                self.note = self.note or "the images could not be read; start oars label again to go on"
-            else:
+            if all(path.exists() for path in finals_of(self.folder)) or self._read_all():
                 self._learn()
         except (LabelError, OSError, ValueError) as error:
             self.note = str(error)
         self.tell("model")
 
-    def _look(self, what: str) -> None:
+    def _read_all(self) -> bool:
+        """Whether the child came to the end."""
+        self._child = subprocess.Popen([sys.executable, "-m", "oars.label.compute", str(self.folder.path),
+                                        str(self._workers)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while self._child.poll() is None and not self._ended.wait(_LOOK):
+            self._look()
+        if self._ended.is_set():
+            return False
+        self._look()
+        self.progress = None
+        if self._child.returncode:
+            self.note = self.note or "the images could not be read; start oars label again to go on"
+        return not self._child.returncode
+
+    def _look(self) -> None:
+        """How far it is."""
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(self.folder.file(folder_.PROGRESS).read_text())
             if "error" in found:
                 self.note = found["error"]
                 return
             self.note = f"{found['bad']} images cannot be read: they are shown in grey" if found.get("bad") else None
-            now = {"what": what, "done": found["done"], "total": found["total"]}
+            now = {"what": "reading images", "done": found["done"], "total": found["total"]}
             if now != self.progress:
                 self.progress = now
                 self.tell("progress")

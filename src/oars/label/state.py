@@ -48,6 +48,7 @@ class State:
         self.merged: dict[int, int] = {}
         self.people: dict[str, int] = {}
         self.actions: dict[str, int] = {}
+        self.called: dict[str, str] = {}
         self.disputes: dict[int, dict[str, int]] = {}
         self.last = 0
         self.version = 0  # of what the model learns from
@@ -94,6 +95,8 @@ class State:
             self._swap(data["of"], n, False)
         elif kind == "redo":
             self._swap(data["of"], n, True)
+        elif kind == "person":
+            self.called[who] = data["name"]
         elif kind == "audit":
             self.audits[data["class"]] = {**data, "event": n}
         elif kind in UNDOABLE:
@@ -198,7 +201,11 @@ class State:
 
     def name_of(self, person: int) -> str:
         """Of a person by number."""
-        return next((name for name, number in self.people.items() if number == person), "")
+        return self.shown(next((name for name, number in self.people.items() if number == person), ""))
+
+    def shown(self, who: str) -> str:
+        """What a person wants to be called."""
+        return self.called.get(who, who)
 
     def disputed(self) -> np.ndarray:
         """Rows about which people disagree."""
