@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve higgs chaos clean
+.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-label higgs chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-startup  what starting 2, 8 and 64 ranks costs, phase by phase (64 take 15 GB)"
 	@echo "make bench-scripts  scripts that read like public ones, by python and on 2 ranks (40 minutes; ARGS=\"--only vae gan\" for less)"
 	@echo "make bench-evolve  networks that are cut, and samples left out, beside tuned controls (hours; ARGS=\"--tables A --seeds 0\" for less)"
+	@echo "make bench-label  what labelling costs, beside random choice, and whether the goals are reached (hours; ARGS=--quick)"
 	@echo "make higgs  the HIGGS network as it is and cut to a third, on generated data, with a picture"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make lint   ruff and mypy"
@@ -88,6 +89,9 @@ bench-scripts: .venv/dev
 
 bench-evolve: .venv/dev
 	@$(BIN)/python bench/evolve.py $(ARGS)
+
+bench-label: .venv/dev
+	@$(BIN)/python bench/label.py $(ARGS)
 
 higgs: .venv/dev
 	@$(BIN)/python examples/higgs/run.py $(ARGS)

@@ -64,6 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         from oars.data.command import main as data
 
         return data(argv[1:])
+    if argv[:1] == ["label"]:
+        from oars.label.command import main as label
+
+        return label(argv[1:])
     if argv[:1] and argv[0] in WATCHING:
         from oars.watch.command import main as watch
 
@@ -264,6 +268,8 @@ def parser() -> Parser:
     run_options.add_prune(check)
 
     verb("data", "make, pack, check, show and export data sets", "oars data VERB ...", DATA)
+    verb("label", "label images in groups, in a browser, with a model that learns as you do", "oars label SOURCE ...",
+         "")
     for name, text in WATCHING.items():
         verb(name, text, f"oars {name} ...", "")
     doctor = verb("doctor", "check this machine: what is installed, what works, and how to fix what does not",

@@ -15,7 +15,7 @@ Sources = Mapping[str, str]
 # Rooms from the lowest to the highest. Rooms that share a floor may import each other (rule_cycles still holds).
 FLOORS = (
     ("records", "arguments", "runfolder", "kept", "debug", "plan"),
-    ("engine",), ("exchange",), ("evolve",), ("data",), ("hosts",), ("cluster",),
+    ("engine",), ("exchange",), ("evolve",), ("data",), ("label",), ("hosts",), ("cluster",),
     ("adapt.python", "adapt.files", "adapt.replay", "adapt.meet"),
     ("adapt.torch", "adapt.tensorflow"), ("adapt.jax", "adapt.tf1"), ("adapt.keras",), ("adapt",),
     ("rank",), ("watch",), ("supervisor",), ("commands",), ("cli",), ("__main__", ""),

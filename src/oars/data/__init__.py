@@ -33,6 +33,8 @@ def open(
     group: str | None = None,
     layout: str | None = None,
     along: str | None = None,
+    labels: str | PathLike[str] | None = None,
+    how: Sequence[str] | None = None,
 ) -> Data:
     """The rows of a file, of a folder, of all files that fit a pattern, or of a list of files.
 
@@ -40,6 +42,8 @@ def open(
     and no others. ``dtype``: make numbers this type. ``on_bad``: ``raise``, ``skip`` or ``quarantine`` rows that cannot
     be read. CSV: ``delimiter``, ``header`` and ``types`` (by column) are found out unless given. HDF5: ``group``;
     ``layout``, ``columns`` or ``classes`` (one data set per class). NetCDF: the dimension ``along`` which rows are.
+    ``labels``: a file of ``oars label --export``; only rows with a label given in one of the ways ``how`` (human, page,
+    audit, model; or exam, to test with) are there, and this label is the second half of each sample.
 
     >>> data = oars.data.open("events.csv", label="class", dtype="float32")
     >>> train, test = data.split(0.8, 0.2)
@@ -48,4 +52,4 @@ def open(
     from oars.data.opening import open_data
 
     given = {"delimiter": delimiter, "header": header, "types": types, "group": group, "layout": layout, "along": along}
-    return open_data(path, columns, label, dtype, on_bad, given)
+    return open_data(path, columns, label, dtype, on_bad, given, labels, how)

@@ -45,7 +45,7 @@ kinds:
   imagenet-like  ILSVRC2012_img_train.tar and _val.tar, Annotation.tar.gz, the validation boxes and classes
   digits         MNIST's four IDX files
   higgs-like     HIGGS.csv.gz: label, 21 low-level and 7 high-level features of collision events
-  water-ice      water-ice.h5: diffraction images, diffuse rings of water against Bragg spots of ice
+  water-ice      water-ice.h5: diffraction images, diffuse rings of water against Bragg spots of ice; truth.csv
 
 examples:
   oars data make imagenet-like archive --size 2000 --classes 10 --damage all
@@ -111,9 +111,24 @@ def parser() -> Parser:
                       help="typical length of imagenet-like's images (default: 400)")
     make.add_argument("--damage", metavar="KINDS", default="",
                       help="spoil some of imagenet-like: all, or kinds separated by commas; damage.json tells which")
+    make.add_argument("--hard", action="store_true", help="water-ice: four unbalanced classes, faint spots")
+    make.add_argument("--stream", type=_rate, metavar="RATE", help="water-ice: append RATE images a second to the "
+                      "file, as an experiment does")
+    make.add_argument("--drift", action="store_true", help="with --stream: after half of the images the last class "
+                      "becomes three times as frequent")
     make.add_argument("--seed", type=int, default=0)
     _workers(make)
     return top
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no rate: images a second, above 0")
+    return rate
 
 
 def _workers(verb: Parser) -> None:
@@ -169,4 +184,5 @@ def _do(args: argparse.Namespace) -> int:
         return export(args.out, args.target, args.to, args.side, workers)
     from oars.data.make import make
 
-    return make(args.kind, args.out, args.size, args.classes, args.side, args.damage, args.seed, workers)
+    return make(args.kind, args.out, args.size, args.classes, args.side, args.damage, args.seed, workers,
+                args.hard, args.stream, args.drift)

@@ -110,6 +110,11 @@ class Data(_Dataset):
         return self._columns.names + (self._label.names if self._label else [])
 
     @property
+    def reader(self) -> Reader:
+        """The files as rows by number, for what needs more than samples: names of rows, undecoded images."""
+        return self._reader
+
+    @property
     def shape(self) -> Any:
         """Rows and the shape of one (None: they differ); a dict where samples are."""
         shape = self._columns.shape

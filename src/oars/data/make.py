@@ -1,7 +1,7 @@
 """``oars data make``: stand-ins for known data sets, in the layout of the real files, the same for the same seed.
 
-The real ones go through the same code; nothing here is downloaded. Images are in make_images.py, events and diffraction
-in make_physics.py, digits here.
+The real ones go through the same code; nothing here is downloaded. Images are in make_images.py, events in
+make_physics.py, diffraction in make_shots.py, digits here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ _STROKES: list[list[list[tuple[float, float]]]] = [
 ]
 
 
-def make(kind: str, out: Path, size: int, classes: int, side: int, damage: str, seed: int, workers: int | None) -> int:
+def make(kind: str, out: Path, size: int, classes: int, side: int, damage: str, seed: int, workers: int | None,
+         hard: bool = False, rate: float | None = None, drift: bool = False) -> int:
     """Make one of the stand-ins in the folder ``out``."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is there already and not empty: choose another folder")
     if damage and kind != "imagenet-like":
         raise DataError(f"--damage is for imagenet-like; {kind} has none")
+    if (hard or rate or drift) and kind != "water-ice":
+        raise DataError(f"--hard, --stream and --drift are for water-ice; {kind} has none")
+    if drift and not rate:
+        raise DataError("--drift is for --stream")
     workers = workers or work.cores()
     if kind == "imagenet-like":
         from oars.data.make_images import imagenet_like
@@ -48,9 +53,12 @@ def make(kind: str, out: Path, size: int, classes: int, side: int, damage: str, 
 
         higgs_like(out, size, seed, workers)
     else:
-        from oars.data.make_physics import water_ice
+        from oars.data import make_shots
 
-        water_ice(out, size, seed, workers)
+        if rate:
+            make_shots.stream(out, size, seed, hard, rate, drift)
+        else:
+            make_shots.water_ice(out, size, seed, workers, hard)
     return 0
 
 

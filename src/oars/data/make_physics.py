@@ -1,4 +1,4 @@
-"""Stand-ins for two physics data sets: collision events in the columns of HIGGS, diffraction images of water or ice.
+"""A stand-in for a physics data set: collision events in the columns of HIGGS.
 
 Events are made as nature does, one two-body decay after another, and then smeared as a detector does. The masses (the
 high-level features) follow from the momenta that are seen (the low-level ones); only together do these tell signal from
@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from oars.data import work
-from oars.data.errors import DataError
 from oars.data.work import zipped
 
 _PART = 10_000
 
 
-# ---- collision events -----------------------------------------------------------------------------------------------
 # A particle is (energy, px, py, pz) in GeV; arrays hold one per event.
 
 def higgs_like(out: Path, size: int, seed: int, workers: int) -> None:
@@ -148,61 +146,3 @@ def _neutrino(lepton: np.ndarray, missing: np.ndarray) -> np.ndarray:
     root = a ** 2 - (lepton[:, 0] ** 2 * pt2 - mu ** 2) / _pt(lepton) ** 2
     pz = a - np.sign(a) * np.sqrt(np.maximum(root, 0))
     return np.column_stack([np.sqrt(pt2 + pz ** 2), missing, pz])
-
-
-# ---- diffraction ----------------------------------------------------------------------------------------------------
-
-_SIDE = 256
-
-
-def water_ice(out: Path, size: int, seed: int, workers: int) -> None:
-    """water-ice.h5: ``images`` (n, 256, 256, uint16, photon counts) and ``labels`` (0 water, 1 ice)."""
-    try:
-        import h5py
-    except ImportError:
-        raise DataError("water-ice is written with h5py: pip install 'manyoars[data]'") from None
-    out.mkdir(parents=True, exist_ok=True)
-    tasks = [(seed, begin, min(25, size - begin)) for begin in range(0, size, 25)]
-    with h5py.File(out / "water-ice.h5", "w") as file:
-        images = file.create_dataset("images", (size, _SIDE, _SIDE), np.uint16, chunks=(1, _SIDE, _SIDE))
-        labels = file.create_dataset("labels", (size,), np.uint8)
-        shots = work.each(_shots, tasks, min(workers, len(tasks)), work.Bar("exposing", size))
-        for (_, begin, count), (pixels, kinds) in zip(tasks, shots, strict=True):
-            images[begin:begin + count], labels[begin:begin + count] = pixels, kinds
-    print(f"{out}/water-ice.h5: {size:,} images")
-
-
-def _shots(task: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    seed, begin, count = task
-    rng = np.random.default_rng([seed, begin])
-    kinds = rng.integers(0, 2, count, np.uint8)
-    shots = np.stack([shot(rng, bool(kind)) for kind in kinds])
-    work.advance(count)
-    return shots, kinds
-
-
-def shot(rng: np.random.Generator, ice: bool) -> np.ndarray:
-    """One exposure: rings of water, with the sharp spots of crystals where there is ice, on a detector of 4 × 2 panels
-    with gaps, behind a beam stop; photon noise, readout noise and zingers."""
-    y, x = np.mgrid[0:_SIDE, 0:_SIDE] - (_SIDE - 1) / 2 + rng.normal(0, 3, 2)[:, None, None]
-    r = np.hypot(x, y)
-    power = rng.lognormal(0, 0.4)
-    # Water: a broad ring near 1.9 and a fainter one near 2.9 per ångström, over a falling background.
-    light = 30 * np.exp(-r / 60) + 18 * np.exp(-((r - 75) / 13) ** 2) + 6 * np.exp(-((r - 112) / 16) ** 2)
-    if ice:
-        light *= rng.uniform(0.4, 0.9)  # some of the water is still liquid
-        for ring in (64, 68, 73, 96, 121):  # hexagonal ice: three lines close together, two further out
-            for _ in range(rng.poisson(4)):
-                angle, width = rng.uniform(-np.pi, np.pi), rng.uniform(0.8, 1.8)
-                spot = (x - ring * np.cos(angle)) ** 2 + (y - ring * np.sin(angle)) ** 2
-                light += rng.lognormal(4, 0.8) * np.exp(-spot / (2 * width ** 2))
-    light[r < 14] *= 0.01  # the beam stop, and its arm
-    light[(np.abs(y) < 3) & (x > 0)] *= 0.05
-    counts = rng.poisson(light * power) + rng.normal(4, 1.2, light.shape)
-    zingers = rng.random(light.shape) < 5e-5
-    counts[zingers] += rng.uniform(200, 2000, int(zingers.sum()))
-    out = np.clip(np.rint(counts), 0, 65535).astype(np.uint16)
-    for edge in (62, 126, 190):  # gaps between panels
-        out[edge:edge + 4] = 0
-    out[:, 125:131] = 0
-    return out

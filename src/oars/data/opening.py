@@ -16,6 +16,7 @@ from oars.data.bad import Bad, act_on, check_policy
 from oars.data.dataset import Columns, Data
 from oars.data.errors import DataError
 from oars.data.kinds import joined
+from oars.data.labels import labelled
 from oars.data.reader import Reader
 from oars.data.transforms import decode
 
@@ -23,11 +24,16 @@ _BLOCK = 256
 
 
 def open_data(
-    path: Any, columns: Sequence[str] | None, label: Any, dtype: Any, on_bad: str, given: dict[str, Any]
+    path: Any, columns: Sequence[str] | None, label: Any, dtype: Any, on_bad: str, given: dict[str, Any],
+    people: Any = None, how: Sequence[str] | None = None,
 ) -> Data:
     """What ``oars.data.open`` does."""
     check_policy(on_bad)
     given = {name: value for name, value in given.items() if value is not None}
+    if people is None and how is not None:
+        raise ValueError("how= is for labels=, a file of oars label --export")
+    if people is not None and label is not None:
+        raise ValueError(f"label={label!r} and labels={people!r}: choose one")
     labels = [] if label is None else list(label) if isinstance(label, (list, tuple)) else [label]
     wanted = None
     if columns is not None:
@@ -40,10 +46,12 @@ def open_data(
     bad = list(reader.bad)
     act_on(bad, on_bad, named)
     rows: range | np.ndarray = range(len(reader))
+    if people is not None:
+        reader, rows = labelled(reader, people, how)
     if on_bad != "raise":
         more = _checked(reader)
         if more:
-            rows = np.delete(np.arange(len(reader)), [row for row, _ in more])
+            rows = np.setdiff1d(rows, [row for row, _ in more])
             bad += [found for _, found in more]
             act_on(bad, on_bad, named)
     return _data(reader, wanted, labels or ([reader.label] if reader.label in reader.fields else []), dtype, rows, bad)

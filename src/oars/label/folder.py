@@ -1,0 +1,139 @@
+"""The folder of a project, ``NAME.oars-label``: every file in it, and who may use it.
+
+Only its owner may look inside (0700): the log names people, the token opens the page.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oars import runfolder
+from oars.data.errors import DataError
+from oars.data.labels import checksum_of
+from oars.label.errors import LabelError
+from oars.label.log import Log, filesystem, journal_for
+from oars.label.source import Source
+
+ENDING = ".oars-label"
+PROJECT, LOG, TOKEN, LOCK, REFUSED = "project.json", "log.sqlite", "token", "lock", "refused.log"
+LABELS = "labels.csv"
+FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
+EXAM = 200  # images
+_LOOKED_AT = 16  # images that tell whether a source is still the same
+
+
+class Folder:
+    """One project on disk."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path, self.about = path, about
+        self.source = str(about["source"])
+        self.group: str | None = about["group"]
+        self.rows, self.seed = int(about["rows"]), int(about["seed"])
+        self.exam = np.asarray(about["exam"], np.int64)
+
+    def file(self, name: str) -> Path:
+        """One of its files."""
+        return self.path / name
+
+    def feature(self, name: str) -> Path:
+        """Where the features of this name are."""
+        return self.path / FEATURES / f"{name}.npy"
+
+    def log(self) -> Log:
+        """The log, with the journal that works here."""
+        return Log(self.file(LOG), journal_for(filesystem(self.path)))
+
+    def token(self) -> str:
+        """256 bits that open the page. They stay when the server is started again, so that open pages go on."""
+        path = self.file(TOKEN)
+        if not path.exists():
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(fd, secrets.token_urlsafe(32).encode())
+            os.close(fd)
+        return path.read_text()
+
+    def lock(self) -> int:
+        """Hold it while this server runs; the file's descriptor."""
+        fd = os.open(self.file(LOCK), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise LabelError(f"{self.path} is open in another oars label: use its page, or end it") from None
+        return fd
+
+
+def folder_for(source: str) -> Path:
+    """Where the project of a source is: in the current folder, named after it."""
+    name = os.path.basename(os.path.abspath(source))
+    stem = name if os.path.isdir(source) else name.partition(".")[0] or name
+    return Path(stem + ENDING)
+
+
+def open_folder(source: str, group: str | None, seed: int) -> Folder:
+    """The project of a source; a new one if there is none yet."""
+    path = folder_for(source)
+    found = Source(source, group)
+    if (path / PROJECT).exists():
+        return _again(path, source, found)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}: start oars label in a folder that you may write to") from None
+    rng = np.random.default_rng(seed)
+    count = min(EXAM, found.rows // 5)
+    about = {"source": os.path.abspath(source), "group": group, "column": found.column, "rows": found.rows,
+             "state": found.state(), "seed": seed, "exam": sorted(rng.permutation(found.rows)[:count].tolist()),
+             "looked_at": _look(found)}
+    put(path / PROJECT, about)
+    return Folder(path, about)
+
+
+def _again(path: Path, source: str, found: Source) -> Folder:
+    try:
+        about = json.loads((path / PROJECT).read_text())
+        folder = Folder(path, about)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LabelError(f"{path / PROJECT} is damaged: put a copy back, or move {path} away to begin anew") from None
+    if found.state() == about["state"]:
+        return folder
+    if found.rows != folder.rows:
+        raise LabelError(f"{source} has changed: it has {found.rows} rows and had {folder.rows} when its labels were "
+                         f"made: put the old file back, or move {path} away to begin anew")
+    now = _look(found)
+    for row, check in about["looked_at"].items():
+        if now.get(row) != check:
+            raise LabelError(f"{source} has changed: row {row} is another image than when its labels were made: put "
+                             f"the old file back, or move {path} away to begin anew")
+    about.update(state=found.state(), source=os.path.abspath(source))  # copied, or touched
+    put(path / PROJECT, about)
+    return Folder(path, about)
+
+
+def _look(found: Source) -> dict[str, int]:
+    """Checksums of some images all over the source."""
+    rows = sorted({int(row) for row in np.linspace(0, found.rows - 1, _LOOKED_AT)})
+    checks = {}
+    for row in rows:
+        try:
+            checks[str(row)] = checksum_of(found.images([row])[0])
+        except DataError:
+            checks[str(row)] = -1  # it cannot be read, now as then
+    return checks
+
+
+def put(path: Path, about: dict[str, Any]) -> None:
+    """Write a file of JSON: complete, or not at all."""
+    try:
+        runfolder.put(path, json.dumps(about))
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}", 507) from None

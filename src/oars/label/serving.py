@@ -1,0 +1,205 @@
+"""What runs beside the requests: the child that computes features, the model, the map, ``labels.csv``; and news."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from oars.label import export
+from oars.label import folder as folder_
+from oars.label.audit import Audits
+from oars.label.compute import NAMES, finals_of
+from oars.label.desk import Desk
+from oars.label.errors import LabelError
+from oars.label.folder import Folder
+from oars.label.layout import layout
+from oars.label.pictures import Pictures
+from oars.label.pixels import THUMB, pooled
+
+_LOOK = 0.3  # seconds between looks at what the child has done
+_CSV = 2.0  # seconds after an action until labels.csv is written again
+
+
+class Serving:
+    """One open project and everything that works for it."""
+
+    def __init__(self, folder: Folder, features: str, workers: int) -> None:
+        self.folder, self._wanted = folder, features
+        self.desk = Desk(folder, self.tell)
+        self.audits = Audits(self.desk)
+        self.pictures = Pictures(folder.source, folder.group)
+        self.keys = export.Keys(folder.source, folder.group)
+        self.progress: dict[str, Any] | None = None
+        self.note: str | None = None
+        self.image: dict[str, Any] | None = None
+        self._queues: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = []
+        self._thumbs: np.ndarray | None = None
+        self._map: np.ndarray | None = None
+        self._mapping = threading.Lock()
+        self._ended = threading.Event()
+        self._dirty = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._workers = workers
+        for work in (self._compute, self._write):
+            threading.Thread(target=work, daemon=True).start()
+
+    # ---- news --------------------------------------------------------------------------------------------------------
+
+    def tell(self, what: str) -> None:
+        """Something has changed: all open pages hear of it."""
+        if what not in ("model", "progress"):
+            self._dirty.set()
+        line = json.dumps({"event": self.desk.state.last if hasattr(self, "desk") else 0, "what": what})
+        for loop, queue in list(self._queues):
+            with contextlib.suppress(RuntimeError):  # its page has gone
+                loop.call_soon_threadsafe(queue.put_nowait, line)
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        """A queue of news for one page."""
+        mine = asyncio.get_running_loop(), asyncio.Queue[str]()
+        self._queues.append(mine)
+        try:
+            yield mine[1]
+        finally:
+            self._queues.remove(mine)
+
+    # ---- features ----------------------------------------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        """See to it that every image has been read once; then the model begins."""
+        try:
+            with contextlib.suppress(LabelError):
+                self.image = {name: value for name, value in self.pictures.ask("image", row=0)[0].items()
+                              if name != "bytes"}
+            if all(path.exists() for path in finals_of(self.folder)) or self._read_all():
+                self._learn()
+        except (LabelError, OSError, ValueError) as error:
+            self.note = str(error)
+        self.tell("model")
+
+    def _read_all(self) -> bool:
+        """Whether the child came to the end."""
+        self._child = subprocess.Popen([sys.executable, "-m", "oars.label.compute", str(self.folder.path),
+                                        str(self._workers)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while self._child.poll() is None and not self._ended.wait(_LOOK):
+            self._look()
+        if self._ended.is_set():
+            return False
+        self._look()
+        self.progress = None
+        if self._child.returncode:
+            self.note = self.note or "the images could not be read; start oars label again to go on"
+        return not self._child.returncode
+
+    def _look(self) -> None:
+        """How far it is."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self.folder.file(folder_.PROGRESS).read_text())
+            if "error" in found:
+                self.note = found["error"]
+                return
+            self.note = f"{found['bad']} images cannot be read: they are shown in grey" if found.get("bad") else None
+            now = {"what": "reading images", "done": found["done"], "total": found["total"]}
+            if now != self.progress:
+                self.progress = now
+                self.tell("progress")
+
+    def _learn(self) -> None:
+        raw = {name: np.load(self.folder.feature(name)) for name in NAMES}
+        candidates = {**raw, "spots+radial": np.concatenate([raw["spots"], raw["radial"]], 1)}
+        chosen = None if self._wanted == "auto" else self._wanted
+        if chosen is not None and chosen not in candidates:
+            candidates = {os.path.basename(chosen): read_features(chosen, self.folder.rows)}
+            chosen = os.path.basename(chosen)
+        if self.folder.file(folder_.THUMBS).exists():
+            self._thumbs = np.load(self.folder.file(folder_.THUMBS), mmap_mode="r")
+        self.desk.learn({name: values for name, values in candidates.items() if chosen in (None, name)}, chosen)
+
+    # ---- pictures ----------------------------------------------------------------------------------------------------
+
+    def thumbs(self, rows: list[int], side: int) -> np.ndarray:
+        """Squares of 8 bits: the ones that are kept, or made now."""
+        if self._thumbs is not None and side <= THUMB:
+            kept = self._thumbs[rows]
+            if THUMB % side == 0:
+                return np.stack([pooled(tile, side, "max") for tile in kept])
+        return self.pictures.thumbs(rows, side)
+
+    # ---- the map -----------------------------------------------------------------------------------------------------
+
+    def map(self) -> np.ndarray | None:
+        """The map, or None while it is made; the first who asks begins it."""
+        if self._map is None and self._mapping.acquire(blocking=False):
+            self.desk.ready()
+            threading.Thread(target=self._make_map, daemon=True).start()
+        return self._map
+
+    def _make_map(self) -> None:
+        learner = self.desk.ready()
+        path = self.folder.path / folder_.FEATURES / f"map-{learner.name}.npy"
+        try:
+            found = np.load(path) if path.exists() else None
+            if found is None or found.shape != (self.folder.rows, 2):
+                found = layout(learner.features, self.folder.seed, lambda done, total: self._mapped(done, total))
+                np.save(path, found)
+            self._map = found
+        except (OSError, ValueError, RuntimeError) as error:
+            self.note = f"the map could not be made: {error}"
+            self._mapping.release()
+        self.progress = None
+        self.tell("progress")
+
+    def _mapped(self, done: int, total: int) -> None:
+        self.progress = {"what": "making the map", "done": done, "total": total}
+        self.tell("progress")
+
+    # ---- labels.csv --------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Soon after each action; a full disk is said on the page, and tried again at the next one."""
+        while not self._ended.is_set():
+            self._dirty.wait()
+            if self._ended.wait(_CSV):
+                return
+            self._dirty.clear()
+            self.export()
+
+    def export(self) -> None:
+        """Write ``labels.csv`` now."""
+        try:
+            export.write(self.desk, self.keys, self.folder.file(folder_.LABELS))
+        except Exception as error:  # a source that has gone, a full disk: labels are in the log
+            self.note = str(error)
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self._ended.set()
+        self._dirty.set()
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+            self._child.wait()
+        self.pictures.close()
+        self.desk.close()
+
+
+def read_features(path: str, rows: int) -> np.ndarray:
+    """The user's own features, a row for each image."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise LabelError(f"--features {path}: {error}") from None
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != rows or found.dtype.kind not in "fiu":
+        shape = getattr(found, "shape", None)
+        raise LabelError(f"--features {path}: an array of {rows} rows of numbers is needed, this one is {shape}")
+    if not np.isfinite(found).all():
+        raise LabelError(f"--features {path}: some values are not numbers (NaN or infinite)")
+    return np.asarray(found, np.float32)
