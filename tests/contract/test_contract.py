@@ -27,7 +27,7 @@ GROUPS = [
     ["output", "tutorial"],  # what these write to stderr is compared too
     ["compiled"],
     ["models_varying", "hooks", "whole_batch", "modes"],
-    ["noise"],
+    ["noise", "cells"],
     ["ecosystem"],
     ["memory", "objects"],
     ["errors", "threads"],

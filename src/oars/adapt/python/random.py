@@ -421,6 +421,11 @@ def _same(a: Any, b: Any) -> bool:
     return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
 
 
+def alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two ``state``s are the same: what is drawn from them is. (A third of the time of two fingerprints.)"""
+    return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+
+
 def state(only_torch: bool = False) -> dict[str, Any]:
     """The common streams as they stand, to ``restore`` them here or on another rank."""
     left_out = ("python", "numpy") if only_torch else ()

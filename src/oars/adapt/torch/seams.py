@@ -115,7 +115,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
     from oars.adapt.torch.batches import loaders, workers
-    from oars.adapt.torch.model import batchnorm, call, changes, custom_functions, dropout
+    from oars.adapt.torch.model import batchnorm, call, changes, compiled, custom_functions, dropout
     from oars.adapt.torch.rows import leaving, tensor
 
     hooks = " ".join(name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook"))
@@ -135,7 +135,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
         # models
         Seam(nn.Module, "__setattr__", (instead(changes.setattr_),)),
         Seam(nn.Module, hooks, (changes.register_hook,)),
-        Seam(torch, "compile", (instead(call.compile_),)),
+        Seam(torch, "compile", (instead(compiled.compile_),)),
         Seam(F, "dropout dropout1d dropout2d dropout3d", (dropout.patched,)),
         Seam(F, "scaled_dot_product_attention", (instead(dropout.attention),)),
         Seam(torch.utils.checkpoint, "checkpoint", (instead(dropout.checkpoint),)),

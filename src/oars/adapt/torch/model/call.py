@@ -12,9 +12,9 @@ A model may change its ways, so the 2nd, 4th, 8th … call is traced again.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
+import zlib
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
 from oars.adapt.python import random
-from oars.adapt.torch.context import Draw, Offsets, Split, ctx, mine, offsets_of, on_every_rank, own, scaled, site, tiny
+from oars.adapt.torch.context import Draw, Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import paths, sequences
 from oars.adapt.torch.model.compare import Rehearsal
 from oars.adapt.torch.model.switches import Switches
@@ -43,7 +43,7 @@ from oars.engine.dissent import Whole
 from oars.engine.world import RankLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.utils._pytree import TreeSpec
 
@@ -68,7 +68,11 @@ class Verdict:
         self.switches: Switches | None = None  # what stands outside of modules, when it was traced
         self.paths: set[int | None] = set()  # the ways that were compared
         self.blind = False  # the ways of calls without gradients cannot be seen
+        self.within = 0  # the call being traced in which it was traced last
+        self.missed = -1  # the script's operation in which a split call did otherwise
+        self.mixed = -1  # the one in which rows met in a turn of a module inside: it is not split until none do
         self.draws: list[Draw] = []
+        self.noisy = False  # of any call so far
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
 
 
@@ -233,13 +237,23 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     # A traced caller must see all that happens inside; a module that was changed may work otherwise.
     changed = verdict.changes != ctx.changes or (verdict.switches is not None and verdict.switches.thrown())
     unsure = verdict.way == SPLIT and len(verdict.sizes) < _SIZES and offsets[-1] not in verdict.sizes
-    if ctx.traces or changed or unsure or verdict.calls & (verdict.calls - 1) == 0:
+    again = bool(ctx.traces) and verdict.within == ctx.traces[0].number and not changed
+    missed = verdict.missed == ctx.performed  # a cell in a loop may do otherwise in any of its turns
+    if verdict.calls & (verdict.calls - 1) == 0 or (not again and (ctx.traces or changed or unsure or missed)):
         if debug.on and not ctx.traces:
             why = "it was changed" if changed else f"this is call {verdict.calls}"
             debug.say(f"{type(self).__name__} is traced: {why}")
         return _trace(self, verdict, leaves, spec, offsets, side)
-    if verdict.way == SPLIT:
+    if verdict.way == SPLIT and not again:
         return _split(self, verdict, leaves, spec, offsets, side)
+    if again:  # a cell in a loop: the caller's trace sees all that happens in it
+        caller = ctx.traces[0]
+        args, kwargs = tree_unflatten([_as_rows(leaf, offsets, side) for leaf in leaves], spec)
+        events, made = len(caller.events), len(caller.made)
+        out = _deeper(_eager, self, args, kwargs)
+        if len(caller.events) > events or caller.keeps(tree_flatten(out)[0], made):
+            verdict.way, verdict.mixed = ROWS, ctx.performed
+        return out
     if verdict.way == ROWS:
         args, kwargs = tree_unflatten([_as_rows(leaf, offsets, side) for leaf in leaves], spec)
     return _deeper(_eager, self, args, kwargs)
@@ -284,7 +298,8 @@ def _as_rows(leaf: Any, offsets: Offsets, side: int = 0) -> Any:
         return leaf
     if leaf.requires_grad:
         ctx.gradients.enter(leaf)
-    return Rows(mine(leaf, offsets, dim), offsets, dim)
+    with torch._C.DisableTorchFunction() if ctx.traces else nullcontext():  # the model has no part in it
+        return Rows(rows_.cut(leaf, offsets, dim), offsets, dim)
 
 
 def _deeper(call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -321,24 +336,32 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     try:
         with watching(module, first=len(ctx.traces) == 1):
             out = _deeper(_eager, module, args, kwargs)
+    except BaseException:
+        for inner in trace.inner:
+            inner.changes = -1
+        raise
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
     verdict.changes, verdict.new_leaves, verdict.sure = ctx.changes, trace.new_leaves, trace.sure
     results, _ = tree_flatten(out)
-    handed = {id(x) for x in (*inputs, *results)} | trace.held
-    if any(r is not None and id(r) not in handed for r in (ref() for ref in trace.made)):
+    if trace.keeps([*inputs, *results]):
         trace.events.append("kept rows")
     verdict.outputs = [_output(x, offsets, trace) for x in results]
     verdict.draws = [Draw(name, dim, _rows_per_sample(o, offsets, trace) if dim >= 0 else 0, order)
                      for name, dim, o, order in trace.draws]
-    noisy = any(draw.name for draw in verdict.draws)
-    if hasattr(module, "_orig_mod") and (noisy or (verdict.draws and module.training)):
-        ctx.record.notice(f"{type(module._orig_mod).__name__} has {'noise' if noisy else 'dropout'} and runs "
-                          f"uncompiled, so that it {'draws' if noisy else 'drops'} what one process would")
+    verdict.noisy |= any(draw.name for draw in verdict.draws)
+    if hasattr(module, "_orig_mod") and (verdict.noisy or (verdict.draws and module.training)):
+        what, does = ("noise", "draws") if verdict.noisy else ("dropout", "drops")
+        ctx.record.notice(f"{type(module._orig_mod).__name__} has {what} and runs uncompiled, "
+                          f"so that it {does} what one process would")
         trace.events.append("random")
-    # Nothing that the ranks see should differ, but were it to, they must still call alike; not in separate training.
-    if _on_any_rank(trace.events):
+    # Nothing that the ranks see should differ, but were it to, they must still call alike; not in separate training. Of
+    # modules inside, they tell each other at the end of the outermost call.
+    if ctx.traces:
+        verdict.within = ctx.traces[0].number
+        ctx.traces[0].inner.append(verdict)
+    elif _on_any_rank(trace.events, trace.inner):
         trace.events.append("elsewhere")
     elif rehearsal is not None:
         differs = rehearsal.differs(results, lambda local: _again(module, verdict, local, spec, offsets))
@@ -348,7 +371,11 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         if len(verdict.paths) > paths.MOST:
             trace.events.append("many ways")
     gathers = trace.gathers()
-    if not trace.events:
+    if trace.events and ctx.depth:
+        verdict.mixed = ctx.performed
+    elif ctx.traces and verdict.mixed != ctx.performed:  # the caller is watched, and so are all turns
+        verdict.mixed = -1
+    if not trace.events and verdict.mixed == -1:
         verdict.way = SPLIT
         verdict.switches = None if ctx.traces else Switches(module, verdict.switches)
         for around in ctx.traces:
@@ -376,10 +403,16 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     return out
 
 
-def _on_any_rank(events: list) -> bool:
+def _on_any_rank(events: list, inner: Sequence[Verdict] = ()) -> bool:
+    """Whether there is an event on any rank; what modules inside do must be the same on all."""
     if ctx.separate:
         return bool(events)
-    return bool(ctx.world.allgather_alike(np.array([len(events)])).any())
+    ways = zlib.crc32(" ".join(verdict.way for verdict in inner).encode())
+    told = ctx.world.allgather_alike(np.array([len(events), ways]))
+    if (told[:, 1] != told[0, 1]).any():
+        for verdict in inner:
+            verdict.way, verdict.changes = ROWS, -1
+    return bool(told[:, 0].any())
 
 
 def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, offsets: Offsets) -> list:
@@ -388,7 +421,7 @@ def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, off
     split = ctx.split = Split(offsets, verdict.draws, False)
     ctx.plain = True
     try:
-        with drawing(split):
+        with drawing(split, verdict.noisy):
             out, path = paths.follow(lambda: _eager(module, *args, **kwargs), local, verdict.blind)
         verdict.paths.add(path)
         return tree_flatten(out)[0]
@@ -421,7 +454,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     local = []
     for leaf in leaves:
         if isinstance(leaf, Rows):
-            leaf = _stand_in(leaf.local, leaf.dim_) if n == 0 else leaf.local
+            leaf = rows_.stand_in(leaf.local, leaf.dim_) if n == 0 else leaf.local
         elif isinstance(leaf, torch.Tensor):
             leaf = _as_rows(leaf, offsets, side)
             leaf = leaf.local if isinstance(leaf, Rows) else leaf
@@ -430,14 +463,14 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     split = ctx.split = Split(offsets, verdict.draws, n == 0)
     ctx.plain = ctx.record.split = True
     try:
-        with drawing(split):
+        with drawing(split, verdict.noisy):
             out, path = paths.follow(lambda: _call(module, *args, **kwargs), local, verdict.blind)
         results, out_spec = tree_flatten(out)
         if len(results) != len(verdict.outputs) or split.drawn != len(verdict.draws) or (
                 path is not None and path not in verdict.paths):
             raise Otherwise
     except Otherwise:
-        verdict.changes = -1
+        verdict.changes, verdict.missed = -1, ctx.performed
         if verdict.switches is not None:
             verdict.switches.put_back()
         raise
@@ -459,32 +492,3 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
             part = results[i].narrow(dim, 0, 0) if n == 0 else results[i]
             results[i] = Rows(part, scaled(offsets, k), dim)
     return tree_unflatten(results, out_spec)
-
-
-def _stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
-    """One row of zeros for a rank without rows: models need not know how to treat none."""
-    shape = list(local.shape)
-    shape[dim] = 1
-    return local.new_zeros(shape) + local.sum() * 0 if local.requires_grad else local.new_zeros(shape)
-
-
-_compile = torch.compile
-
-
-def compile_(model: nn.Module | Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """Replaces ``torch.compile``: a module's compiled code runs in split calls; a function of rows runs uncompiled."""
-    if model is None:
-        return lambda f: compile_(f, **kwargs)
-    compiled = _compile(model, **kwargs)
-    if isinstance(model, (nn.Module, type)):
-        return compiled
-
-    @functools.wraps(model)
-    def call(*args: Any, **named: Any) -> Any:
-        if ctx.plain:
-            return compiled(*args, **named)
-        ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the "
-                          "global batch (compile the module instead, it then runs compiled on own rows)")
-        return model(*args, **named)
-
-    return call

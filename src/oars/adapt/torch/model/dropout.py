@@ -35,8 +35,9 @@ def _mask(name: str, shape: list[int], like: torch.Tensor, p: float, order: Sequ
     for trace in ctx.traces:
         trace.see_streams()
     mask = _drawn(name, shape, like, p, order)
+    now = random.state() if ctx.traces else {}
     for trace in ctx.traces:
-        trace.streams = random.fingerprint()  # a draw that split calls repeat
+        trace.streams = now  # a draw that split calls repeat
     return mask
 
 

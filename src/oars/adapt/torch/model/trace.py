@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import sys
 import types
@@ -19,6 +20,7 @@ from oars.adapt.python import random
 from oars.adapt.python.looking import fields, is_a
 from oars.adapt.python.patching import replaced
 from oars.adapt.torch.batches.collate import generators, positions
+from oars.adapt.torch.batches.memory import OF_EVERY_MODULE
 from oars.adapt.torch.context import Offsets, ctx
 from oars.adapt.torch.rows.size import BatchSize
 from oars.adapt.torch.rows.sized import Sized
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _VALUES = (bool, str, int, float)
+_numbers = itertools.count(1)
 
 
 class Trace:
@@ -44,14 +47,21 @@ class Trace:
         self.sure = True  # no operation looked at the values of its rows, so that it could fail on one rank alone
         self.new_leaves = False  # weights were used that are no parameters, and were not known
         self.draws: list[tuple[str, int, Offsets, Sequence[int]]] = []  # that split calls repeat, as ``Split.draws``
-        self.streams = random.fingerprint()
+        self.streams = random.state()
+        self.number = next(_numbers)
+        self.inner: list[Any] = []  # the verdicts of modules inside, which ranks have not agreed about yet
 
     def see_streams(self) -> None:
         """Note draws from the common streams that no rule made: what is decided by them may differ next time."""
-        now = random.fingerprint()
-        if now != self.streams:
+        now = random.state()
+        if not random.alike(now, self.streams):
             self.events.append("random")
             self.streams = now
+
+    def keeps(self, handed: list, since: int = 0) -> bool:
+        """Whether rows that were made (``since`` so many) are still there, other than those that are handed on."""
+        known = {id(x) for x in handed} | self.held
+        return any(r is not None and id(r) not in known for r in (ref() for ref in self.made[since:]))
 
     def gathers(self) -> list[str]:
         """What had to be gathered."""
@@ -106,14 +116,15 @@ def _of_float(function: Callable[..., Any]) -> Any:
 def _generators(module: nn.Module) -> list:
     """The script's own random generators that a module may draw from. The common streams are looked at anyway."""
     written = [c for c in type(module).__mro__ if not c.__module__.startswith(("torch.", "builtins"))]
-    parts = [*vars(module).values(), *(f for c in written for f in vars(c).values())]
+    own = (value for name, value in vars(module).items() if name not in OF_EVERY_MODULE)
+    parts = [*own, *(f for c in written for f in vars(c).values())]
     return [g for part in parts for g in generators(part)]
 
 
 def batch_dim(leaf: torch.Tensor, offsets: Offsets, side: int) -> int | None:
     """Which dimension of a plain tensor is the batch; ``side``: the second one goes before the first."""
     for dim in (1, 0) if side else (0,):
-        if leaf.dim() > dim and leaf.shape[dim] == offsets[-1]:
+        if leaf.dim() > dim and int.__int__(leaf.shape[dim]) == offsets[-1]:  # (no use of the size by the model)
             return dim
     return None
 

@@ -85,7 +85,7 @@ def noted(name: str, dim: int, offsets: Offsets, order: Sequence[int] = ()) -> I
     for trace in ctx.traces:
         trace.see_streams()
     yield
-    now = random.fingerprint() if ctx.traces else b""
+    now = random.state() if ctx.traces else {}
     for trace in ctx.traces:
         trace.streams = now
         trace.draws.append((name, dim, offsets, order))
@@ -169,9 +169,9 @@ def _with_size(args: tuple, kwargs: dict, dim: int, length: int) -> tuple[tuple,
     return tuple(longer(args)), kwargs
 
 
-def drawing(split: Split) -> AbstractContextManager[Any]:
-    """While a call on plain own rows is made."""
-    return _Drawing(split) if any(draw.name for draw in split.draws or ()) else nullcontext()
+def drawing(split: Split, noisy: bool = True) -> AbstractContextManager[Any]:
+    """While a call on plain own rows is made, of a model that draws, if only now and then."""
+    return _Drawing(split) if noisy else nullcontext()
 
 
 class _Drawing(TorchFunctionMode):

@@ -301,6 +301,13 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
     return out
 
 
+def stand_in(local: torch.Tensor, dim: int) -> torch.Tensor:
+    """One row of zeros for a rank without rows: models need not know how to treat none."""
+    shape = list(local.shape)
+    shape[dim] = 1
+    return local.new_zeros(shape) + local.sum() * 0 if local.requires_grad else local.new_zeros(shape)
+
+
 def cut(x: torch.Tensor, offsets: Offsets, dim: int) -> torch.Tensor:
     """This rank's rows of a plain tensor that all ranks hold alike."""
     # Made inside a traced model: fine on plain local rows only if its size is the batch's and all its rows are alike.
