@@ -41,6 +41,12 @@ CASES = {
         try: print(os.getcwd())
         except OSError as e: print(e)
     """,
+    "folders_that_are_open_when_they_go": """
+        import ctypes, os, shutil
+        top, deep = os.open("old", os.O_RDONLY), os.open("old/deep", os.O_RDONLY); print(os.listdir(top) != [], os.listdir(deep)); lag("others"); shutil.rmtree("old")
+        for fd in top, deep: print(ctypes.CDLL(None).fdopendir(os.dup(fd)) != 0, os.listdir(fd))
+        lag("voice", 0.5); print(os.listdir(top), os.listdir(deep)); os.mkdir("old"); print(os.listdir(top), os.listdir("old"))
+    """,
     "paths_as_long_as_they_may_be": """
         import os, shutil
         deep = "/".join(["d" * 249] * 16); path = deep + "/" + "f" * 95; print(len(path)); os.makedirs(deep); lag("others", 0.1)
