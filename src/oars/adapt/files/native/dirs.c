@@ -123,7 +123,7 @@ EXPORT DIR *opendir(const char *path)
   return dir;
 }
 
-/* What the open folder ``fd`` is in this process's view, in w->a: ABSENT when it, or one above it, has been removed since. */
+/* What the open folder ``fd`` is in this process's view, in w->a: ABSENT when it, or one above it, has gone since. */
 static int open_folder(struct work *w, int fd)
 {
   if (descriptor_where(fd, w->first) < 0) return 0;

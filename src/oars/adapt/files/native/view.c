@@ -120,9 +120,10 @@ void script_name(char *path)
   }
 }
 
-/* The script's name for what this process has open, or is in. ``path``: what the kernel calls it now. A real folder that the
- * voice has removed or moved since is known by its number, which the voice wrote down with it. What lies in the mirror is
- * known by its name alone: the voice never moves it, and its number may be one that such a removal has set free. */
+/* The script's name for what this process has open, or is in. ``path``: what the kernel calls it now. A real folder
+ * that the voice has removed or moved since is known by its number, which the voice wrote down with it. What lies in
+ * the mirror is known by its name alone: the voice never moves it, and its number may be one that a removal has set
+ * free. */
 int where_it_was(char *path, const char *proc)
 {
   size_t length = strlen(path);
