@@ -41,6 +41,12 @@ CASES = {
         try: print(os.getcwd())
         except OSError as e: print(e)
     """,
+    "folders_that_are_open_when_they_go": """
+        import ctypes, os, shutil
+        top, deep = os.open("old", os.O_RDONLY), os.open("old/deep", os.O_RDONLY); print(os.listdir(top) != [], os.listdir(deep)); lag("others"); shutil.rmtree("old")
+        for fd in top, deep: print(ctypes.CDLL(None).fdopendir(os.dup(fd)) != 0, os.listdir(fd))
+        lag("voice", 0.5); print(os.listdir(top), os.listdir(deep)); os.mkdir("old"); print(os.listdir(top), os.listdir("old"))
+    """,
     "paths_as_long_as_they_may_be": """
         import os, shutil
         deep = "/".join(["d" * 249] * 16); path = deep + "/" + "f" * 95; print(len(path)); os.makedirs(deep); lag("others", 0.1)
@@ -129,6 +135,24 @@ def test_a_loader_worker_goes_on_in_the_real_folder(tmp_path: Path) -> None:
     """
     assert alone(tmp_path, body) == ["True True", "['after', 'by_worker']"]
     assert (tmp_path / "work" / "outputs" / "1" / "by_worker").read_text() == "x"
+
+
+def test_a_folder_of_a_rank_is_known_by_its_name_though_it_has_the_number_of_one_that_the_voice_removed(tmp_path: Path) -> None:
+    """File systems give numbers again at once, or late, or never; so the voice's lines are written here."""
+    body = """
+        os.makedirs("old"); open("old/x", "w").write("old"); os.makedirs("a/b"); open("a/b/x", "w").write("x"); os.mkdir("c"); here = os.getcwd()
+        gone, stays = os.open("c", os.O_RDONLY), os.open("a/b", os.O_RDONLY)
+        with open(files._shared + "/ledger", "a") as f:
+            for name, i in (("old", stays), ("older", gone)):
+                kept = f"0-1-0-i{os.fstat(i).st_ino}"; os.mkdir(f"{files._shared}/kept/{kept}"); f.write(f"\\nd {kept} {here}/{name};\\n")
+            f.write(f"\\n- {here}/a;\\n\\n- {here}/a/b;\\n\\n- {here}/c;\\n")
+        os.mkdir("in", dir_fd=stays); print(sorted(os.listdir(stays)), os.stat("x", dir_fd=stays).st_size, sorted(os.listdir("a/b")))
+        os.chdir("a/b"); print(os.path.relpath(os.getcwd(), here), open("x").read()); os.chdir(here); os.rmdir("c")
+        try: print(os.stat(".", dir_fd=gone).st_ino == os.fstat(gone).st_ino, os.mkdir("y", dir_fd=gone))
+        except FileNotFoundError as e: print("gone")
+        print(os.path.exists("older/y"))
+    """
+    assert alone(tmp_path, body) == ["['in', 'x'] 1 ['in', 'x']", "a/b x", "gone", "False"]
 
 
 def test_a_rank_whose_folder_is_gone_can_become_the_voice(tmp_path: Path) -> None:

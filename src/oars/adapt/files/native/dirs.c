@@ -51,14 +51,16 @@ static int differs(const struct place *p)
   return result;
 }
 
-static int beside(DIR *dir, struct place *p)
+/* What this process sees in a folder, if libc would give something else; else NULL. */
+static int beside(struct place *p, struct listing **seen)
 {
+  *seen = NULL;
   if (!differs(p)) return 0;
   struct listing *l = calloc(1, sizeof *l);
   if (!l) return -ENOMEM;
   int result = 0;
   for (;;) {
-    unsigned seen = news_number;
+    unsigned news_before = news_number;
     names_free(&l->names);
     result = names_add(&l->names, ".", DT_DIR, 1);
     if (result >= 0) result = names_add(&l->names, "..", DT_DIR, 1);
@@ -71,27 +73,35 @@ static int beside(DIR *dir, struct place *p)
       names_free(&inner);
     }
     news();
-    if (seen == news_number) break;
+    if (news_before == news_number) break;
   }
   if (result < 0) {
     names_free(&l->names);
     free(l);
-    return result;
-  }
-  l->dir = dir;
-  lock_take(&listings_lock);
-  l->next = listings;
-  listings = l;
-  lock_drop(&listings_lock);
-  return 0;
+  } else
+    *seen = l;
+  return result;
 }
 
-static int listed(DIR *dir, int result)
+/* libc's listing of ``fd`` with what this process sees in ``p`` beside it. If it fails ``fd`` stays open. */
+static DIR *listed(int fd, struct place *p)
 {
-  if (result >= 0) return 0;
-  LIBC(closedir)(dir);
-  errno = -result;
-  return -1;
+  struct listing *seen;
+  int result = beside(p, &seen);
+  DIR *dir = result < 0 ? NULL : LIBC(fdopendir)(fd);
+  if (result < 0) errno = -result;
+  if (!seen) return dir;
+  if (!dir) {
+    names_free(&seen->names);
+    free(seen);
+    return NULL;
+  }
+  seen->dir = dir;
+  lock_take(&listings_lock);
+  seen->next = listings;
+  listings = seen;
+  lock_drop(&listings_lock);
+  return dir;
 }
 
 EXPORT DIR *opendir(const char *path)
@@ -106,22 +116,27 @@ EXPORT DIR *opendir(const char *path)
     LOOK(fd, w, &w->a, w->first, 1, sys_open(w->a.target, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK, 0));
     if (fd < 0)
       errno = -fd;
-    else if (!(dir = LIBC(fdopendir)(fd)))
+    else if (!(dir = listed(fd, &w->a)))
       sys_close(fd);
-    else if (listed(dir, beside(dir, &w->a)) < 0)
-      dir = NULL;
   }
   work_end(w);
   return dir;
 }
 
+/* What the open folder ``fd`` is in this process's view, in w->a: ABSENT when it, or one above it, has gone since. */
+static int open_folder(struct work *w, int fd)
+{
+  if (descriptor_where(fd, w->first) < 0) return 0;
+  int result = find(w, &w->a, w->first, 1);
+  if (result == -ENOENT) w->a.state = ABSENT;
+  return result >= 0 || result == -ENOENT;
+}
+
 EXPORT DIR *fdopendir(int fd)
 {
-  DIR *dir = LIBC(fdopendir)(fd);
-  if (!dir || !active()) return dir;
+  if (!active()) return LIBC(fdopendir)(fd);
   struct work *w = work_begin();
-  if (descriptor_where(fd, w->first) >= 0 && find(w, &w->a, w->first, 1) >= 0 && listed(dir, beside(dir, &w->a)) < 0)
-    dir = NULL;
+  DIR *dir = open_folder(w, fd) ? listed(fd, &w->a) : LIBC(fdopendir)(fd);
   work_end(w);
   return dir;
 }
@@ -180,7 +195,7 @@ EXPORT void rewinddir(DIR *dir)
   l->count = 0;
   struct work *w = work_begin(); /* what is there now */
   struct names fresh = {0};
-  if (descriptor_where(dirfd(dir), w->first) >= 0 && find(w, &w->a, w->first, 1) >= 0 && names_in(&w->a, &fresh) >= 0) {
+  if (open_folder(w, dirfd(dir)) && names_in(&w->a, &fresh) >= 0) {
     names_free(&l->names);
     names_add(&l->names, ".", DT_DIR, 1);
     names_add(&l->names, "..", DT_DIR, 1);

@@ -171,6 +171,7 @@ static int names_of_own(struct work *w, const struct place *p, struct names *all
   static unsigned listing; /* guarded by the table's lock */
   struct names real = {0};
   const char *folder = strcmp(p->where, "/") ? p->where : "";
+  if (p->state == ABSENT) return 0; /* one that is open still, and empty */
   if (p->state != LOWER && p->state != KEPT) {
     int result = real_names(p->target, all);
     return result < 0 || p->state == THROUGH ? result : order(all, 0);

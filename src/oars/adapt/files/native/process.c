@@ -23,7 +23,6 @@ long do_getcwd(char *out, size_t room)
   int gone = result == -ENOENT; /* the voice may have removed it, or this rank */
   if (gone) result = sys_readlink("/proc/self/cwd", w->first, BIG);
   if (result >= 0) {
-    script_name(w->first);
     if (where_it_was(w->first, "/proc/self/cwd") < 0 ||
         (gone && (find(w, &w->a, w->first, 0) < 0 || w->a.state == ABSENT)))
       result = -ENOENT;

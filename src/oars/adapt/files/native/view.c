@@ -96,12 +96,17 @@ int parent_of(const char *path, char *out)
 
 /* ---- names ---- */
 
+static int in_tree(const char *path)
+{
+  return config.side == OWN && !strncmp(path, config.tree, config.tree_length) &&
+         (path[config.tree_length] == '/' || path[config.tree_length] == 0);
+}
+
 /* The script's name for a real path: without the mirror's folder, or what a kept original stood for. */
 void script_name(char *path)
 {
   if (config.side != OWN) return;
-  if (!strncmp(path, config.tree, config.tree_length) &&
-      (path[config.tree_length] == '/' || path[config.tree_length] == 0)) {
+  if (in_tree(path)) {
     size_t length = strlen(path + config.tree_length);
     memmove(path, path + config.tree_length, length + 1);
     if (!length) strcpy(path, "/");
@@ -115,13 +120,17 @@ void script_name(char *path)
   }
 }
 
-/* A folder that this process has open, or is in, and that the voice has removed or moved since: by its number, which the
- * voice wrote down with it. ``path``: where it is now; it becomes where it was. */
+/* The script's name for what this process has open, or is in. ``path``: what the kernel calls it now. A real folder
+ * that the voice has removed or moved since is known by its number, which the voice wrote down with it. What lies in
+ * the mirror is known by its name alone: the voice never moves it, and its number may be one that a removal has set
+ * free. */
 int where_it_was(char *path, const char *proc)
 {
   size_t length = strlen(path);
   int gone = length > 10 && !strcmp(path + length - 10, " (deleted)"), result = -EOPNOTSUPP;
-  if (config.side != OWN) return gone ? -EOPNOTSUPP : 0;
+  int real = config.side == OWN && !in_tree(path);
+  script_name(path);
+  if (!real) return gone ? -EOPNOTSUPP : 0;
   news(); /* the voice wrote it down before it did it */
   signals kept = signals_off();
   tables_look(1);
@@ -150,7 +159,6 @@ int descriptor_where(int fd, char *out)
   long length = sys_readlink(link, out, BIG);
   if (length < 0) return (int)length;
   if (out[0] != '/') return -EOPNOTSUPP;
-  script_name(out);
   return where_it_was(out, link);
 }
 
@@ -172,7 +180,6 @@ int absolute(int dirfd, const char *path, char *out)
       if (got < 0) return -EOPNOTSUPP;
     }
     if (out[0] != '/') return -EOPNOTSUPP;
-    script_name(out);
     if (where_it_was(out, "/proc/self/cwd") < 0) return -EOPNOTSUPP;
   } else {
     int result = descriptor_where(dirfd, out);
