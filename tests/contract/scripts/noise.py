@@ -76,7 +76,7 @@ class Images(nn.Module):
 
 @scene
 def layouts():
-    images, labels = torch.randn(24, 2, 5, 5).to(memory_format=torch.channels_last), torch.randint(0, 3, (24,))
+    images, labels = torch.randn(26, 2, 5, 5).to(memory_format=torch.channels_last), torch.randint(0, 3, (26,))
     for noise in (
         lambda h: h + torch.randn_like(h),
         lambda h: h + torch.randn_like(h.transpose(0, 1)).transpose(0, 1),
