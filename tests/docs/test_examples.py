@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import struct
 import sys
@@ -20,6 +21,15 @@ SHORT = {
     "gan": ["--epochs", "1"],
     "char_lm": ["--epochs", "1", "--steps", "21"],
 }
+# Examples that make their data on the spot. All of their steps are split.
+MAKING = {
+    "resnet_folders": ["--images", "160", "--epochs", "1", "--batch-size", "16"],
+    "ppo": ["--rounds", "2", "--carts", "8", "--steps", "16", "--epochs", "2", "--batch-size", "64"],
+    "bert_csv": ["--rows", "160", "--pretrain", "1", "--epochs", "1"],
+    "unet_hdf5": ["--images", "40", "--epochs", "1", "--side", "32", "--batch-size", "8"],
+    "series_netcdf": ["--days", "300", "--epochs", "1"],
+}
+QUICK = ("resnet_folders", "ppo")  # the others: make test-all
 
 
 def run(command, folder):
@@ -30,8 +40,19 @@ def run(command, folder):
 @pytest.mark.parametrize("name", SHORT)
 def test_an_example_prints_the_same_on_two_ranks(name, tmp_path):
     words = [str(EXAMPLES / f"{name}.py"), *SHORT[name]]
-    commands = [sys.executable, *words], [sys.executable, "-m", "oars", "run", "--quiet", "-n", "2", *words]
-    folders = tmp_path / "one", tmp_path / "two"
+    _same(words, tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.more)
+                                  for name in MAKING])
+def test_an_example_that_makes_its_data_is_split_in_every_step(name, tmp_path):
+    _same([str(EXAMPLES / f"{name}.py"), *MAKING[name]], tmp_path / "one", tmp_path / "two")
+    summary = json.loads((tmp_path / "two/oars-runs/it/summary.json").read_text())
+    assert summary["split_steps"] == summary["steps"] > 3
+
+
+def _same(words, *folders):
+    commands = [sys.executable, *words], [sys.executable, *"-m oars run --quiet --name it -n 2".split(), *words]
     for folder in folders:
         folder.mkdir()
     with ThreadPoolExecutor() as pool:
@@ -42,6 +63,11 @@ def test_an_example_prints_the_same_on_two_ranks(name, tmp_path):
         assert number.sub("#", a) == number.sub("#", b)
         # Losses are compared as after a handful of steps: rounding grows as training goes on.
         assert [float(v) for v in number.findall(a)] == pytest.approx([float(v) for v in number.findall(b)], rel=1e-3)
+
+
+def test_examples_that_make_their_data_are_short():
+    for name in MAKING:
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 120, name
 
 
 def test_no_example_imports_oars():
