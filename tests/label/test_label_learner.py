@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from labelling import ROWS, images, source, truth
 from running import oars
 
@@ -16,6 +17,15 @@ from oars.label.chances import upper, wilson
 from oars.label.choose import near
 from oars.label.head import Head, balanced, clusters, standard
 from oars.label.learner import Learner
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """As the server does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
