@@ -257,13 +257,12 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed_in_the_midst(tmp_p
     again = Server(tmp_path, "run.h5", port=server.port)
     assert again.token == server.token
     after = Client(again.port, again.token)
-    client = after  # the old cookie is known still
     state = after.settled()
     events = [one for row in set(said.values()) for one in after.get(f"/api/about?row={row}")["history"]]
     found = [one["event"] for one in events]
     assert set(said) <= set(found) and len(found) == len(set(found))
-    assert max(found) <= max(said) + 1  # at most the one that was on its way
-    assert state["event"] == max(found)
+    assert state["event"] - max(said) in (0, 1)  # at most the one that was on its way
+    assert state["labelled"] - len(set(said.values())) in (0, 1)
     assert [one["name"] for one in state["classes"]] == ["dark", "bright"]
     assert all(table(after)[row] == (truth(row), "human") for row in said.values())
     again.kill()

@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
         if importlib.util.find_spec(package) is None:
             print(f"oars: oars label needs {package}: pip install 'manyoars[{extra}]'", file=sys.stderr)
             return 2
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small sums on many threads spend their time in waiting
     from oars.data.errors import DataError
     from oars.label.errors import LabelError
 
