@@ -66,7 +66,7 @@ def hand(request, tmp_path_factory) -> Iterator[Hand]:
 
 
 def until_labelled(tab: Tab, number: int) -> None:
-    wait_for(lambda: labelled(tab) >= number, f"fewer than {number} labels", 30, lambda: tab.text("#said"))
+    wait_for(lambda: labelled(tab) >= number, f"fewer than {number} labels", 90, lambda: tab.text("#said"))
 
 
 def test_groups(hand: Hand) -> None:
@@ -95,7 +95,7 @@ def one_by_one(hand: Hand, number: int, row: Callable[[], int | None], how: str)
     """Gives the right class to one image after another."""
     done: list[int] = []
     for _ in range(number):
-        now = wait_for(lambda: (lambda at: at if at is not None and at not in done else None)(row()), "no new image", 30,
+        now = wait_for(lambda: (lambda at: at if at is not None and at not in done else None)(row()), "no new image", 90,
                        lambda: hand.tab.text("#said"))
         done.append(now)
         hand.class_of(int(hand.kinds[now]))
@@ -120,7 +120,7 @@ def test_map(hand: Hand) -> None:
     tab.until("Number(document.querySelector('.chart canvas').dataset.drawn) > 0", 90)
     before = labelled(tab)
     hand.line()
-    inside = tab.until("document.querySelectorAll('.side .tile').length", 20)
+    inside = tab.until("document.querySelectorAll('.side .tile').length")
     assert inside
     number = int(tab.text(".side h1").split()[0].replace(",", ""))
     assert number >= 100
