@@ -1,4 +1,4 @@
-"""Drives Chromium through its DevTools protocol: real events of mouse, keys and fingers; pictures; what the console said.
+"""Drives Chromium through its DevTools protocol: real events of mouse, keys and fingers; pictures; the console.
 
 A websocket of our own: one connection, text frames, no fragments from our side.
 """
