@@ -35,7 +35,7 @@ TABLE = f"""(async () => {{
   view.show({MANY});
 }})()"""
 # Frames that are shown, until the promise is asked for.
-COUNT = """(() => { const times = []; 
+COUNT = """(() => { const times = [];
   const tick = (time) => { times.push(time); window.pace.on && requestAnimationFrame(tick); };
   window.pace = { on: true, times }; requestAnimationFrame(tick); })()"""
 
@@ -50,7 +50,8 @@ def tab(tmp_path_factory) -> Tab:
 
 def pace(tab: Tab, moves: int = 60) -> float:
     """Frames per second while the wheel turns over the middle of the screen."""
-    x, y = tab.js("(({ x, y, width, height }) => [x + width / 2, y + height / 2])(view.element.getBoundingClientRect())")
+    tab.js("view.element.id = 'many'")
+    x, y = tab.where("#many")
     tab.mouse("mouseMoved", x, y)
     tab.js(COUNT)
     for move in range(moves):
