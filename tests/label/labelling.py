@@ -6,12 +6,14 @@ import contextlib
 import json
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import h5py
 import numpy as np
 from running import start
 
+RUNNING: list[subprocess.Popen[str]] = []  # what a failed test leaves is ended after it
 ROWS, SIDE = 150, 32
 CLASSES = ("dark", "bright")
 
@@ -43,6 +45,7 @@ class Server:
         self.port = port or free_port()
         self.process = start(folder, "label", *words, "--port", self.port, DISPLAY="", WAYLAND_DISPLAY="", **env)
         assert self.process.stdout is not None and self.process.stderr is not None
+        RUNNING.append(self.process)
         line = ""
         while not line.startswith("label at"):
             line = self.process.stdout.readline()

@@ -83,11 +83,10 @@ def typical(learner: Learner, still: np.ndarray, labelled: np.ndarray, count: in
     return found + [int(row) for row in more]
 
 
-def near(learner: Learner, row: int, count: int) -> list[int]:
-    """The rows most like this one, exactly: every row is compared."""
-    x = learner.features
-    away = (x ** 2).sum(1) - 2 * (x @ x[row])
-    count = min(count + 1, len(x))
+def near(features: np.ndarray, norms: np.ndarray, row: int, count: int) -> list[int]:
+    """The rows most like this one, exactly: every row is compared. ``norms`` are the squared lengths of the rows."""
+    away = norms - 2 * (features @ features[row])
+    count = min(count + 1, len(features))
     rows = np.argpartition(away, count - 1)[:count]
     rows = rows[np.argsort(away[rows], kind="stable")]
     return [int(other) for other in rows if other != row][:count - 1]

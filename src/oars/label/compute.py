@@ -7,6 +7,7 @@ goes on if this one is killed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import sys
@@ -116,6 +117,12 @@ def main(argv: list[str]) -> int:
     """Compute, gently: people are labelling meanwhile."""
     os.nice(5)
     folder = Folder(Path(argv[0]), json.loads((Path(argv[0]) / folder_.PROJECT).read_text()))
+    with open(folder.file(folder_.COMPUTING), "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of a killed server may be at it still: then it is waited for
+        return _locked(folder, argv)
+
+
+def _locked(folder: Folder, argv: list[str]) -> int:
     try:
         compute(folder, int(argv[1]))
     except (DataError, OSError) as error:

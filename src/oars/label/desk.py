@@ -263,7 +263,9 @@ class Desk:
 
     def near(self, row: int, count: int) -> dict[str, Any]:
         """The most alike rows."""
-        return {"rows": choose.near(self.ready(), int(self._rows([row])[0]), count)}
+        learner = self.ready()
+        name = learner.name  # it may change while we search
+        return {"rows": choose.near(learner.values(name), learner.norms(name), int(self._rows([row])[0]), count)}
 
     def about(self, row: int) -> dict[str, Any]:
         """One row: its label, its history. A row of the exam has no guess to show."""

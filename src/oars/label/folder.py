@@ -25,6 +25,7 @@ ENDING = ".oars-label"
 PROJECT, LOG, TOKEN, LOCK, REFUSED = "project.json", "log.sqlite", "token", "lock", "refused.log"
 LABELS = "labels.csv"
 FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
+COMPUTING = "computing.lock"
 EXAM = 200  # images
 _LOOKED_AT = 16  # images that tell whether a source is still the same
 

@@ -42,6 +42,7 @@ class Learner:
         self._raw, self._chosen, self.seed = candidates, chosen, seed
         self._labelled, self._told = labelled, told
         self._standard: dict[str, np.ndarray] = {}
+        self._norms: dict[str, np.ndarray] = {}
         self._scored_at = 0
         self.scores: dict[str, float] = {}
         self.classes_seen = 0
@@ -99,6 +100,12 @@ class Learner:
         if name not in self._standard:
             self._standard[name] = standard(self._raw[name])
         return self._standard[name]
+
+    def norms(self, name: str) -> np.ndarray:
+        """The squared length of each row of these features; computed once, for it costs more than a search."""
+        if name not in self._norms:
+            self._norms[name] = np.einsum("ij,ij->i", self.values(name), self.values(name))
+        return self._norms[name]
 
     def groups(self) -> tuple[np.ndarray, np.ndarray]:
         """Clusters of all rows, for when there is no model."""

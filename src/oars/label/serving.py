@@ -84,6 +84,7 @@ class Serving:
                 self._learn()
         except (LabelError, OSError, ValueError) as error:
             self.note = str(error)
+        self.progress = None
         self.tell("model")
 
     def _read_all(self) -> bool:
@@ -95,7 +96,6 @@ class Serving:
         if self._ended.is_set():
             return False
         self._look()
-        self.progress = None
         if self._child.returncode:
             self.note = self.note or "the images could not be read; start oars label again to go on"
         return not self._child.returncode
