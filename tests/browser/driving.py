@@ -1,4 +1,4 @@
-"""Drives Chromium through its DevTools protocol: real events of mouse, keys and fingers; pictures; what the console said.
+"""Drives Chromium through its DevTools protocol: real events of mouse, keys and fingers; pictures; the console.
 
 A websocket of our own: one connection, text frames, no fragments from our side.
 """
@@ -108,7 +108,7 @@ class Tab:
         assert "exceptionDetails" not in done, f"{code}: {done['exceptionDetails']}"
         return done["result"].get("value")
 
-    def until(self, code: str, seconds: float = 30) -> Any:
+    def until(self, code: str, seconds: float = 90) -> Any:
         """Waits until an expression is true, and gives its value."""
         return wait_for(lambda: self.js(code), f"never true: {code}", seconds,
                         lambda: f"\nsaid: {self.text('#said')}\nconsole: {self.console[-5:]}")
@@ -184,7 +184,7 @@ class Tab:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
-def wait_for(true: Callable[[], Any], else_: str, seconds: float = 30, more: Callable[[], str] = str) -> Any:
+def wait_for(true: Callable[[], Any], else_: str, seconds: float = 90, more: Callable[[], str] = str) -> Any:
     until = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < until, else_ + more()

@@ -32,8 +32,8 @@ export function audit(app) {
   function show() {
     list.replaceChildren(...state.classes.map((known, index) => make("button.card", { "--class": colour(index),
       "aria-current": known.name === name ? "true" : null, onclick: () => choose(known.name),
-      "aria-label": `Audit ${known.name}: ${known.model} by the model${passed.includes(known.name) ? ", passed" : ""}` },
-    make("b", {}, known.name), make("small", {}, `${thousands(known.model)} by the model${passed.includes(known.name) ? " ✓" : ""}`))));
+      "aria-label": `Audit ${known.name}: ${known.model} accepted${passed.includes(known.name) ? ", passed" : ""}` },
+    make("b", {}, known.name), make("small", {}, `${thousands(known.model)} accepted${passed.includes(known.name) ? " ✓" : ""}`))));
     if (!name || !now) {
       head.replaceChildren(make("h1", {}, "Which class do you want to check?"), make("p", {}, state.classes.length
         ? "The model's guesses are accepted class by class, after you have looked at a sample." : "First name groups on Groups."));

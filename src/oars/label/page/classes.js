@@ -33,8 +33,8 @@ function entry(known, index, app) {
   const labelled = known.human + known.page + known.exam;
   const blind = app.blind();
   const counts = blind ? [] : [make("span", {}, `${thousands(labelled)} labelled`),
-    known.model ? make("span", {}, `, ${thousands(known.model)} guessed`) : null];
-  const spoken = `${known.name}${index < 9 ? `, key ${index + 1}` : ""}${blind ? "" : `, ${labelled} labelled, ${known.model} guessed by the model`}`;
+    known.model ? make("span", {}, `, ${thousands(known.model)} accepted`) : null];
+  const spoken = `${known.name}${index < 9 ? `, key ${index + 1}` : ""}${blind ? "" : `, ${labelled} labelled, ${known.model} guesses accepted`}`;
   return make("div.row", { "--class": colour(index) },
     make("button.class", { data: { drop: "class", name: known.name }, "aria-label": spoken, onclick: () => app.assign(known.name) },
       make("kbd", {}, index < 9 ? String(index + 1) : "·"), make("span.name", {}, known.name), make("small", {}, counts)),
