@@ -16,6 +16,7 @@ larger of the two.
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -130,6 +131,7 @@ def main():
     parser.add_argument("--repeats", type=int, help="pairs of runs for each figure (default 5; 2 with --quick)")
     parser.add_argument("--json", metavar="FILE", help="keep every single result")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down
     repeats = args.repeats or (2 if args.quick else 5)
     report, limits, rates = Report(), [], {}
     for link in args.links[:1] if args.quick else args.links:

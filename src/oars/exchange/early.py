@@ -102,6 +102,6 @@ class Early:
 
 
 def _in_order() -> None:
-    """What is before this in the program is so for other processors too: Python gives its lock away and takes it again
-    here, and on any processor that orders what is written and read."""
+    """What is before this in the program is so for other processors, too, whatever theirs is: the system's scheduler,
+    which is called here, is a barrier for memory."""
     os.sched_yield()
