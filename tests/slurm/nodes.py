@@ -14,6 +14,7 @@ from running import OARS, SOURCE, TESTS
 
 HERE = Path(__file__).resolve().parent
 TRAIN = TESTS / "chaos/train.py"
+STALL = 15  # so a lease is 9 s, and who goes on does so after 11.25
 
 
 class Cluster:
@@ -51,6 +52,27 @@ class Cluster:
         """Run a command here, as on a login node, that has ``each`` slots on both nodes."""
         return subprocess.Popen(["salloc", "--quiet", "--nodes=2", f"--ntasks-per-node={each}", *map(str, command)],
                                 cwd=folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class Hosts:
+    """Hosts without a scheduler (``hosts.sh``), as the tests use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "PYTHONPATH": SOURCE, "PATH": f"{folder}/bin:{os.environ['PATH']}",
+                    "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1", "OMP_NUM_THREADS": "1",
+                    "PRTE_MCA_prte_tmpdir_base": str(folder)}
+
+    def tool(self, verb: str, *more: str) -> None:
+        done = subprocess.run([HERE / "hosts.sh", verb, self.folder, *more], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, host: str, folder: Path, *args: object, **env: str) -> subprocess.Popen:
+        """``oars run`` on a host, in this folder."""
+        command = " ".join(["cd", str(folder), "&&", "exec", *OARS, "run", "--quiet", "--name", "it", "--stall",
+                            str(STALL), *map(str, args)])
+        return subprocess.Popen([HERE / "hosts.sh", "on", self.folder, host, "sh", "-c", command],
+                                env={**self.env, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def until(ready, seconds: float, every: float = 0.05):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 PORT = 2200
 END = b"\0exit "
@@ -33,7 +34,15 @@ def answer(link):
 
 def ask(host, words):
     """The exit code of a command over there."""
-    with socket.create_connection((host, PORT)) as link:
+    for _ in range(100):  # it may be about to listen
+        try:
+            link = socket.create_connection((host, PORT))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    else:
+        return 255
+    with link:
         link.sendall(json.dumps(words).encode() + b"\n")
         told = b""
         while data := link.recv(65536):

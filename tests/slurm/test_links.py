@@ -7,7 +7,6 @@ is killed, and no connection is closed. Needs root.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,32 +14,10 @@ from pathlib import Path
 
 import pytest
 from chaos import lines_of, unlearnt, unlike
-from nodes import HERE, TRAIN, events, steps, until
-from running import OARS, SOURCE, left_behind
+from nodes import TRAIN, Hosts, events, steps, until
+from running import left_behind
 
 KIND = ["--epochs", "12"]
-STALL = 15  # so a lease is 9 s, and who goes on does so after 11.25
-
-
-class Hosts:
-    """As the tests use them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {**os.environ, "PYTHONPATH": SOURCE, "PATH": f"{folder}/bin:{os.environ['PATH']}",
-                    "CUDA_VISIBLE_DEVICES": "", "OARS_LEDGER": "1", "OARS_DIGEST": "1", "OMP_NUM_THREADS": "1",
-                    "PRTE_MCA_prte_tmpdir_base": str(folder)}
-
-    def tool(self, verb: str, *more: str) -> None:
-        done = subprocess.run([HERE / "hosts.sh", verb, self.folder, *more], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-
-    def run(self, host: str, folder: Path, *args: str) -> subprocess.Popen:
-        """``oars run`` on a host, in this folder."""
-        command = " ".join(["cd", str(folder), "&&", "exec", *OARS, "run", "--quiet", "--name", "it", "--stall",
-                            str(STALL), *map(str, args)])
-        return subprocess.Popen([HERE / "hosts.sh", "on", self.folder, host, "sh", "-c", command], env=self.env,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture

@@ -41,16 +41,12 @@ class Exchange:
         self.generation = 0  # grows whenever buffers move: views of them must be made anew
         self.inbox = np.empty(0, np.uint8)
         self.result = np.empty(0, np.uint8)
+        self.overlaps = self._several()  # whether parts of it gain by leaving before all is there
         self.across: Across | None = None  # how this rank averages with other hosts, if it does
         self.laid = np.empty(0, np.int64)  # what ranks of this host have laid in, by their places; see ``early.py``
         self._segments: list[np.ndarray] = []
-        self._places = self._hosts = 0  # so many ranks of each host average with other hosts; 0: there are none
+        self._places = 0  # so many ranks of each host average with other hosts; 0: there are none
         self._comm: Any = None  # of which ranks these are buffers: another one after every loss
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether there is something to gain when parts leave before all is there: there are other hosts."""
-        return not self.lossy and 0 < self._hosts <= MOST
 
     def agree(self, header: np.ndarray) -> np.ndarray:
         """Every rank's header (int64), one line a rank. No rank goes on before all are here."""
@@ -62,6 +58,7 @@ class Exchange:
 
     def reserve(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in every buffer; all ranks ask for the same."""
+        self.forsake()
         world = self.world
         capacity = -(-max(nbytes, 1 << 16) // 4096) * 4096
         # The first of a host has the result as well, and behind it a cache line for each rank.
@@ -81,20 +78,23 @@ class Exchange:
         self.inbox = self._segments[world.local_rank]
         self.result = views[0][capacity : 2 * capacity]
         self.laid = views[0][2 * capacity :].view(np.int64)[::8]
-        self.across, self._places, self._hosts = None, 0, 0
+        self.across, self._places, self.overlaps = None, 0, self._several()
         if world.size != world.local_size:
-            on_each = Counter(node for node, _ in every)
-            self._places, self._hosts = min(on_each.values()), len(on_each)
+            self._places = min(Counter(node for node, _ in every).values())
             comm = world.split(min(world.local_rank, self._places))
             if world.local_rank < self._places:
                 self.across = Across(world, comm)
         self.capacity, self._comm = capacity, world.comm
         self.generation += 1
 
+    def _several(self) -> bool:
+        world = self.world
+        return not self.lossy and 1 < len({world.node_of[rank] for rank in world.members}) <= MOST
+
     def forsake(self) -> None:
         """What is under way is of no use any more, on any rank. These buffers are not used again."""
-        if self.across is not None:
-            self.world.abandoned.append((self.across.abandon(), self.inbox, self.result))
+        if self.across is not None and (left := self.across.abandon()):
+            self.world.abandoned.append((left, self.inbox, self.result))
         self._comm = None
 
     def average(self, spans: list[Span], shapes: list[tuple[int, tuple[int, ...]]] | None = None,
@@ -140,11 +140,11 @@ class Exchange:
             self.across.allreduce(parts[r][low:high], result[low:high])
 
     def wait(self) -> None:
-        """Wait until what this rank has begun is in the result."""
+        """Wait until what this rank has begun is in the result. Between hosts that takes its time: nobody spins."""
         tries = 0
         while self.across is not None and not self.across.poll():
             tries += 1
-            if self.world.patient and tries > 20:
+            if tries > 20:
                 sleep(2e-5)
             else:
                 os.sched_yield()

@@ -138,8 +138,8 @@ class Serving:
 
     def map(self) -> np.ndarray | None:
         """The map, or None while it is made; the first who asks begins it."""
+        self.desk.ready()  # before the lock: nobody would give it back
         if self._map is None and self._mapping.acquire(blocking=False):
-            self.desk.ready()
             threading.Thread(target=self._make_map, daemon=True).start()
         return self._map
 

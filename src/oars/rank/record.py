@@ -270,6 +270,7 @@ class Record:
             "exchange_seconds": exchange,
             "exchange_bytes": round(talk[1] / more) or self.weights() or None,  # a step
             "meetings": round(talk[0] / more, 2),
+            "ahead_bytes": self._world.ahead if self._world is not None else 0,  # left while backward went on
             "sent_bytes": self._world.sent if self._world is not None else 0,
             "gathers": [
                 {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}

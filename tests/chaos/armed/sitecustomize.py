@@ -127,6 +127,10 @@ def arm_gradients(module):
     module.Gradients.track = tracking
 
 
+def arm_early(module):
+    around(module.Early, "lay", "bucket", "behind bucket")
+
+
 def arm_sgd(module):
     inner = module.sgd
 
@@ -170,6 +174,7 @@ ARMS = {
     "oars.adapt.torch.model.call": arm_calls,
     "oars.adapt.torch.pruning": arm_pruning,
     "oars.adapt.torch.backward.gradients": arm_gradients,
+    "oars.exchange.early": arm_early,
     "torch.optim.sgd": arm_sgd,
     "oars.rank.survive": arm_survive,
     "oars.rank.record": arm_record,

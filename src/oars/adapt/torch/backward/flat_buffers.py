@@ -14,6 +14,8 @@ from oars.adapt.torch.context import ctx
 from oars.exchange.allreduce import Exchange, Span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.optim.optimizer import Optimizer
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -35,6 +37,22 @@ class Layout:
                 self.spans.append((start, (self.nbytes - start) // dtype.itemsize, _NUMPY[dtype]))
             self.nbytes = -(-self.nbytes // 64) * 64
         self.shapes = [(first, shape) for first, shape, _ in self._tensors]
+
+    def spans_of(self, some: Iterable[int]) -> list[Span]:
+        """Where these tensors lie, by their numbers."""
+        found: list[Span] = []
+        for first, shape, kind in sorted((self._tensors[i] for i in some), key=lambda t: t[0]):
+            count, dtype = prod(shape), _NUMPY[kind]
+            if found and found[-1][2] is dtype and found[-1][0] + found[-1][1] * kind.itemsize == first:
+                found[-1] = (found[-1][0], found[-1][1] + count, dtype)
+            elif count:
+                found.append((first, count, dtype))
+        return found
+
+    def size_of(self, i: int) -> int:
+        """Bytes of a tensor."""
+        _, shape, kind = self._tensors[i]
+        return prod(shape) * kind.itemsize
 
     def views(self, buffer: np.ndarray) -> list[torch.Tensor]:
         """The tensors that lie in a buffer."""
@@ -70,6 +88,10 @@ class Packing:
         grads: list[Any] = [ref().grad for ref in self._refs]  # type: ignore[union-attr]
         return [torch.view_as_real(g) if g.is_complex() else g for g in grads] if self._complex else grads
 
+    def leaf(self, i: int) -> Any:
+        """The leaf in a place, if there is one."""
+        return self._refs[i]()
+
     def values(self) -> int:
         """A digest of the leaves themselves; never 0."""
         every: list[Any] = [ref() for ref in (*self._refs, *self._odd)]
@@ -79,13 +101,13 @@ class Packing:
         """The leaves whose gradients travel one by one."""
         return [ref() for ref in self._odd]
 
-    def lay_in(self, exchange: Exchange, gradients: list[torch.Tensor]) -> None:
-        """Copy gradients into this rank's inbox."""
+    def lay_in(self, exchange: Exchange, gradients: list[torch.Tensor], some: list[int] | None = None) -> None:
+        """Copy gradients into this rank's inbox: of all leaves, or of some, by their places in the plan."""
         if self._generation != exchange.generation:
             self._inbox, self._result = self.layout.views(exchange.inbox), self.layout.views(exchange.result)
             self._generation = exchange.generation
         if gradients:
-            torch._foreach_copy_(self._inbox, gradients)
+            torch._foreach_copy_(self._inbox if some is None else [self._inbox[i] for i in some], gradients)
 
     def take_out(self, gradients: list[torch.Tensor]) -> None:
         """Copy the averages into the gradients."""

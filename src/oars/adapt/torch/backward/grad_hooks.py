@@ -63,10 +63,22 @@ class _Behind(_Handle):
             _Behind.waiting -= 1
 
 
+class _InBetween:
+    """Whether the script has ever put a hook on a result: it may do anything to gradients, in backward."""
+
+    there = False
+
+
+def in_between() -> bool:
+    """See ``_InBetween``."""
+    return _InBetween.there
+
+
 def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
     """Replaces ``Tensor.register_hook`` for plain tensors."""
     if isinstance(self, Rows):
         return _on_rows(_register_hook, (self, hook), {})
+    _InBetween.there |= not self.is_leaf
     if ctx.plain or not self.requires_grad:
         return _register_hook(self, hook)
     ctx.note("hooks")
@@ -105,6 +117,7 @@ def retain_grad(self: torch.Tensor) -> None:
 
 def _on_rows(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     x, hook = args
+    _InBetween.there = True
     ctx.note("hooks")
 
     def local(grad: torch.Tensor) -> Any:

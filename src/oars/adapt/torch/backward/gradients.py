@@ -21,7 +21,9 @@ from oars.adapt.python import patching
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.python.signals import signals
 from oars.adapt.torch.backward import grad_hooks
+from oars.adapt.torch.backward.ahead import Ahead
 from oars.adapt.torch.backward.flat_buffers import Packing
+from oars.adapt.torch.backward.unpacked import average_on_gpu, mean_one_by_one
 from oars.adapt.torch.context import ctx, site
 from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.backward_pass import Pass, local_root
@@ -50,6 +52,7 @@ class Gradients:
 
     def __init__(self) -> None:
         self.exchange = exchange_by(ctx.world, ctx.plan.wire)
+        self.ahead = Ahead(self.exchange)
         self.serials: dict[int, tuple[int, weakref.ref]] = {}  # id -> (order of first appearance, leaf)
         self.next_serial = 0
         self.touched: list[torch.Tensor] = []
@@ -91,6 +94,8 @@ class Gradients:
     def _touch(self, leaf: torch.Tensor) -> None:
         if not _aside or threading.get_ident() not in _aside:
             self.touched.append(leaf)
+            if self.ahead.armed:
+                self.ahead.arrived(leaf)
 
     def enter(self, x: torch.Tensor) -> bool:
         """A plain tensor with gradients meets rows: the leaves behind it will have different gradients by rank. Whether
@@ -151,6 +156,9 @@ class Gradients:
         self.passes.append(here)
         around, self.begun = ctx.place, self.begun + 1
         ctx.place = f"backward {self.begun}", 0
+        if not (before or waited_for or create_graph or inputs or ctx.spoilt or ctx.separate or grad_hooks.in_between()
+                or self._more_to_come(self.backwards + 1) or any(each.era != ctx.era for each in self.passes)):
+            self.ahead.arm()
         try:
             self._run_backward(here, lambda: _backward(
                 roots, None if grad_tensors is None and not any(s is not None for s in seeds) else seeds, retain_graph,
@@ -158,7 +166,7 @@ class Gradients:
             self.backwards += 1
             if ctx.spoilt and not self._redo_backwards():
                 return
-            if before or waited_for or create_graph or not self._more_to_come():
+            if before or waited_for or create_graph or not self._more_to_come(self.backwards):
                 exchanged = self.exchange_gradients()
                 grad_hooks.after_exchange(before)
                 if waited_for:
@@ -188,6 +196,7 @@ class Gradients:
 
     def _undo(self) -> None:
         """A backward has failed on some rank: gradients are what they were before it, on all."""
+        self.ahead.forsake()
         if "grad" in torch.Tensor.__dict__:
             patching.remove(torch.Tensor, "grad")
         before = {id(p): grad for p, grad in self.base.values()}
@@ -220,6 +229,7 @@ class Gradients:
     def _redo_backwards(self) -> bool:
         """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
         touched = {id(p): p for p in (*self.touched, *self.pending.values())}
+        self.ahead.forsake()
         while True:
             lineage.renew()
             if debug.on:
@@ -267,9 +277,9 @@ class Gradients:
         if self.pending:
             patching.put(torch.Tensor, "grad", _Watched(self))
 
-    def _more_to_come(self) -> bool:
+    def _more_to_come(self, backwards: int) -> bool:
         pattern = self.pattern
-        return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and self.backwards < pattern[0]
+        return len(pattern) == 2 and pattern[0] == pattern[1] > 1 and backwards < pattern[0]
 
     def exchange_gradients(self) -> list[int]:
         """Exchange what was not yet: gradients of this backward, and any put off before. Returns whose, by serial."""
@@ -287,7 +297,7 @@ class Gradients:
                 if ctx.handed and not ctx.record.played:
                     write_ledger()
                 exchanged = self._exchange(packing)
-                odd = [_mean_one_by_one(p.grad) for p in packing.odd()]
+                odd = [mean_one_by_one(p.grad) for p in packing.odd()]
                 if grad_hooks.wait_behind():  # in the order of the first rank's backward, which is one process's
                     exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
                 break
@@ -325,21 +335,24 @@ class Gradients:
 
     def _exchange(self, packing: Packing, of_all: bool = False) -> list[int]:
         """Returns the serials of the leaves that any rank has touched."""
-        exchange = self.exchange
+        exchange, ahead = self.exchange, self.ahead
         looked = ctx.guard.look() if ctx.guard is not None else ()
         # After a death a rank may have been helped over a meeting that another had finished: histories differ then.
         history = ctx.world.history if not ctx.world.era else 0
+        early = ahead.close(packing)
+        order = 0 if early or of_all else ahead.order(packing, self.in_order())
         header = np.array([packing.digest, packing.nbytes, ctx.record.interrupted | signals.due << 1,
-                           self.compared or packing.values(), history, *looked], np.int64)
+                           self.compared or packing.values(), history, early, order, *looked], np.int64)
         gradients = packing.gradients()
         with torch.no_grad():
             on_gpu = bool(gradients) and gradients[0].is_cuda and ctx.nccl() is not None
-            early = exchange.holds(packing.nbytes)
-            if early and not on_gpu:
+            laid_in = early in (0, -1) and exchange.holds(packing.nbytes) and not on_gpu
+            if laid_in:
                 packing.lay_in(exchange, gradients)
             headers = exchange.agree(header)
             if (headers[:, 4] != header[4]).any():
                 raise Astray(f"oars: the ranks went out of step after the last step, before {site()} {PARTED}")
+            left = ahead.conclude(headers[:, 5])
             if (headers[:, 0] != packing.digest).any():
                 if of_all:
                     raise RuntimeError("oars: the ranks' parameters are not the same ones: the script built its model "
@@ -351,16 +364,22 @@ class Gradients:
                              "them from numbers without a common seed (seed it)")
             self.compared = True
             if ctx.guard is not None:
-                ctx.guard.compare(headers[:, 5:])
+                ctx.guard.compare(headers[:, 7:])
             if on_gpu:
-                _average_on_gpu(gradients)
+                average_on_gpu(gradients)
+            elif left > 0:
+                packing.lay_in(exchange, [])
+                packing.take_out(gradients)
             elif packing.nbytes:
-                if not early:
+                if not exchange.holds(packing.nbytes):
                     exchange.reserve(packing.nbytes)
+                if left or not laid_in:
                     packing.lay_in(exchange, gradients)
                     exchange.agree(header)
                 exchange.average(packing.spans, packing.shapes, packing.digest)
                 packing.take_out(gradients)
+            if order and (headers[:, 6] == order).all():
+                ahead.learn(packing, self.in_order())
         self.interrupt |= bool((headers[:, 2] & 1).any())
         self.signalled |= bool((headers[:, 2] & 2).any())
         if debug.on:
@@ -428,27 +447,6 @@ def _global_grad(of: torch.Tensor, grad: torch.Tensor | None) -> Any:
     if isinstance(of, Rows):
         return Rows(grad / ctx.size, of.offsets, of.dim_)
     return grad_hooks.seen_by(of, collectives.Mean.apply(grad))
-
-
-def _average_on_gpu(gradients: list[torch.Tensor]) -> None:
-    """One flat message per dtype, over NCCL."""
-    for dtype in dict.fromkeys(g.dtype for g in gradients):  # a set's order is that of addresses
-        some = [g for g in gradients if g.dtype == dtype]
-        flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
-        ctx.world.exchanged += flat.nbytes
-        torch._foreach_copy_(some, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in some]), some,
-                                                                strict=True)])
-
-
-def _mean_one_by_one(grad: torch.Tensor) -> torch.Tensor:
-    """Gradients that do not fit a flat buffer: sparse ones, and those that have a graph of their own."""
-    if grad.layout is torch.strided:
-        return collectives.Mean.apply(grad)
-    grad = grad.coalesce()
-    parts = ctx.world.allgather((grad.indices().cpu().numpy(), grad.values().detach().cpu().float().numpy()))
-    indices = torch.from_numpy(np.concatenate([i for i, _ in parts], 1))
-    values = torch.from_numpy(np.concatenate([v for _, v in parts])).to(grad.dtype) / ctx.size
-    return torch.sparse_coo_tensor(indices, values, grad.shape, device=grad.device, check_invariants=False).coalesce()
 
 
 class _Watched:

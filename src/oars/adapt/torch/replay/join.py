@@ -228,7 +228,7 @@ def _all_here() -> None:
     ctx.world.patient = ctx.size > cores
     if os.environ.get("OMP_NUM_THREADS") == str(max(1, cores // ranks)):  # the launcher's choice, not the user's
         torch.set_num_threads(min(torch.get_num_threads(), max(1, cores // ctx.size)))
-    for part in (call, custom_functions, lineage, loaders):
+    for part in (call, custom_functions, lineage, loaders, ctx.gradients.ahead):
         part.forget()
 
 
