@@ -236,3 +236,4 @@ def test_every_control_has_a_name_and_can_be_reached(server: Labelling, browser:
             reached.add(tab.js("""(() => { const one = document.activeElement; const style = getComputedStyle(one);
               return one === document.body || style.outlineStyle !== 'none' || one.matches('.chart canvas'); })()"""))
         assert reached == {True}, f"{screen}: a focus that nobody sees"
+        tab.js("document.activeElement.blur()")  # a letter that is pressed in a list chooses an entry of it
