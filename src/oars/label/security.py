@@ -138,7 +138,7 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._timer = self.loop.call_later(SECONDS, self._late)
+        self._timer: asyncio.TimerHandle | None = self.loop.call_later(SECONDS, self._late)
 
     def data_received(self, data: bytes) -> None:
         idle = self.cycle is None or self.cycle.response_complete

@@ -217,7 +217,7 @@ def _shell(notebook: Notebook, main: ModuleType) -> Any:
             self._is_active = False
 
     class Displays(DisplayPublisher):
-        def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *,
+        def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, source: Any = None, *,
                     transient: dict[str, Any] | None = None, update: bool = False, **_: Any) -> None:
             name = (transient or {}).get("display_id")
             if update:
@@ -253,7 +253,8 @@ def _shell(notebook: Notebook, main: ModuleType) -> Any:
     shell = Shell.instance(config=settings, ipython_dir=os.getcwd(), user_module=main, user_ns=names)
     for name in _HIDDEN:
         del names[name]
-    shell.display_formatter.active_types = shell.display_formatter.format_types
+    formatter: Any = shell.display_formatter
+    formatter.active_types = formatter.format_types
     return shell
 
 
