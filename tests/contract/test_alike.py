@@ -143,16 +143,16 @@ def test_string_hashes_are_those_of_all_ranks_also_if_they_are_to_be_random(monk
 
 
 def test_gradients_of_several_precisions_cross_in_the_order_of_the_parameters(monkeypatch):
-    from oars.adapt.torch.backward import gradients
+    from oars.adapt.torch.backward import unpacked
 
     sent: list[torch.dtype] = []
     ctx = SimpleNamespace(size=1, world=SimpleNamespace(exchanged=0), nccl=lambda: SimpleNamespace(
         allreduce=lambda flat: sent.append(flat.dtype) or flat))
-    monkeypatch.setattr(gradients, "ctx", ctx)
+    monkeypatch.setattr(unpacked, "ctx", ctx)
     kinds = [torch.float16, torch.float64, torch.bfloat16, torch.float32]
     for order in (kinds, kinds[::-1]):
         sent.clear()
-        gradients._average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order])
+        unpacked.average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order])
         assert sent == order
 
 
