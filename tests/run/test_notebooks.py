@@ -192,6 +192,10 @@ def test_an_interrupt_is_at_its_cell(tmp_path):
     ('{"nbformat": 4, "cells": 1}', "is no notebook: it has no list of cells"),
     ('{"nbformat": 4, "cells": [], "metadata": {"kernelspec": {"language": "R"}}}',
      "is a notebook of R: oars runs those of Python"),
+    ('{"nbformat": 4, "cells": [], "metadata": [1]}', "is no notebook: its metadata are no tables"),
+    ('{"nbformat": 4, "cells": [], "metadata": {"kernelspec": "R"}}', "is no notebook: its metadata are no tables"),
+    ('{"nbformat": 4, "cells": [{"cell_type": "code", "metadata": "x"}]}',
+     "is no notebook: its metadata are no tables"),
 ])
 def test_what_is_no_notebook_of_python_is_one_line(tmp_path, text, says):
     (tmp_path / "a.ipynb").write_text(text)

@@ -40,12 +40,12 @@ def test_the_version_is_the_packages(tmp_path):
 def test_bash_completes(tmp_path, line, offered):
     script = tmp_path / "completion"
     script.write_text(printed(tmp_path, "completion", "bash"))
-    for run in ("first", "second"):
+    for run in ("first", "second", "$(touch${IFS}pwned)"):  # a name must not be run
         (tmp_path / "oars-runs" / run).mkdir(parents=True)
     *words, last = line.split(" ")
     asked = f'source {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _oars; echo "${{COMPREPLY[*]}}"'
     done = subprocess.run(["bash", "-uc", asked, "bash", *words, last], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{offered}\n", "")
+    assert (done.stdout, done.stderr) == (f"{offered}\n", "") and not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -96,7 +96,9 @@ def completion(shell: str, parsers: Mapping[str, Parser]) -> str:
         settings = [f'flags="{" ".join(name for option in named for name in option.names)}"',
                     f'valued="{" ".join(name for option in named if option.takes for name in option.names)}"',
                     *(f'offer="{" ".join(choices)}"' for choices in plain),
-                    *(["offer=$(ls " + RUNS + " 2>/dev/null)"] if _takes_runs(options) else []),
+                    # The shell runs what looks like a command in a name: only plain names are offered.
+                    *(["offer=$(ls " + RUNS + " 2>/dev/null | LC_ALL=C grep -xE '[A-Za-z0-9._-]+')"]
+                      if _takes_runs(options) else []),
                     *(["script=1"] if _takes_script(parsers[verb]) else [])]
         cases.append(f'        "{verb}") {"; ".join(settings)};;')
         values += [f'        "{verb} {name}") offer="{" ".join(option.choices)}";;'

@@ -101,8 +101,10 @@ class Notebook:
         text = f"cell {number} of {os.path.basename(self.path)} took longer than --cell-timeout {self.limit:g}"
         self.cell["outputs"].append({"output_type": "error", "ename": "TimeoutError", "evalue": text,
                                      "traceback": [text]})
-        self.write()
-        self.refused(f"{text}; what it has shown is in {self.called}")
+        try:
+            self.write()
+        finally:  # the cell may change it at this moment, or the disk be full
+            self.refused(f"{text}; what it has shown is in {self.called}")
 
     # ---- what cells show ----
 
@@ -111,9 +113,9 @@ class Notebook:
         self._begin_output()
         last = self.cell["outputs"][-1:]
         if last and last[0].get("name") == name:
-            last[0]["text"] += text
+            last[0]["text"].append(text)
         elif text:
-            self.cell["outputs"].append({"output_type": "stream", "name": name, "text": text})
+            self.cell["outputs"].append({"output_type": "stream", "name": name, "text": [text]})
 
     def show(self, kind: str, data: dict[str, Any], about: dict[str, Any] | None, name: str | None = None,
              **more: Any) -> None:

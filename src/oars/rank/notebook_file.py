@@ -12,6 +12,7 @@ from typing import Any
 
 from oars.runfolder import UsageError
 
+_TELL_LANGUAGE = {"kernelspec": "language", "language_info": "name"}  # of a notebook's metadata
 SKIPPED, MAY_FAIL = "skip-execution", "raises-exception"  # tags of cells, with the names that Jupyter gave them
 
 
@@ -37,10 +38,15 @@ def read(path: str) -> dict[str, Any]:
     if form != 4:
         raise UsageError(f"{path} is a notebook of format {form}, and format 4 is read: open it in Jupyter and save it"
                          if isinstance(form, int) else f"{path} is no notebook: it has no nbformat")
-    cells, about = found.get("cells"), found.get("metadata", {})
+    cells, about = found.get("cells"), found.get("metadata") or {}
     if not isinstance(cells, list) or not all(isinstance(cell, dict) and "cell_type" in cell for cell in cells):
         raise UsageError(f"{path} is no notebook: it has no list of cells")
-    language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name") or "python"
+    tables = [about, *(cell.get("metadata") or {} for cell in cells)]
+    tables += [about.get(key) or {} for key in _TELL_LANGUAGE] if isinstance(about, dict) else []
+    if not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{path} is no notebook: its metadata are no tables")
+    found_in = [(about.get(key) or {}).get(name) for key, name in _TELL_LANGUAGE.items()]
+    language = str(next(filter(None, found_in), "python"))
     if language.lower() not in ("python", "ipython", "python3"):
         raise UsageError(f"{path} is a notebook of {language}: oars runs those of Python")
     for cell in cells:
@@ -63,9 +69,18 @@ def source(cell: dict[str, Any]) -> str:
 
 def tags(cell: dict[str, Any]) -> list[str]:
     """What was said of a cell."""
-    return cell.get("metadata", {}).get("tags", [])
+    return (cell.get("metadata") or {}).get("tags") or []
 
 
 def dumped(notebook: dict[str, Any]) -> str:
     """The file's text, as Jupyter writes it."""
-    return json.dumps(notebook, indent=1, ensure_ascii=False, default=repr) + "\n"
+    return json.dumps({**notebook, "cells": [_joined(cell) for cell in notebook["cells"]]}, indent=1,
+                      ensure_ascii=False, default=repr) + "\n"
+
+
+def _joined(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell whose printed text is one string: it is gathered in pieces."""
+    if not cell.get("outputs"):
+        return cell
+    return {**cell, "outputs": [{**output, "text": "".join(output["text"])} if "text" in output else output
+                                for output in cell["outputs"]]}

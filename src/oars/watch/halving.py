@@ -31,7 +31,7 @@ def race(trials: list[Trial], steps: int, run: Callable[[list[Trial]], bool], pa
     for part in PARTS:
         if len(trials) > 1:
             for trial in trials:
-                trial.until = steps // part
+                trial.until = max(1, steps // part)
             if not run(trials):
                 return
             scores = worth([trial.run for trial in trials if trial.run is not None], steps // part, pattern, largest)

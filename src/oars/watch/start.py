@@ -159,8 +159,9 @@ def _start(trial: Trial, cores: list[int], slot: int) -> Going:
         command = ["resume", "--quiet", "--snapshot", "24h", str(folder)]
     else:
         folder = next(folder for folder in tries(trial.name) if not folder.exists())
-        command = ["run", "--quiet", "--snapshot", "24h" if trial.until else "off", "-n", str(trial.ranks), "--name",
-                   folder.name, *trial.options, *trial.words]
+        period = "24h" if trial.until is not None else "off"
+        command = ["run", "--quiet", "--snapshot", period, "-n", str(trial.ranks), "--name", folder.name,
+                   *trial.options, *trial.words]
     chosen = gpus()[slot * trial.ranks:(slot + 1) * trial.ranks]
     env = {**os.environ, "OARS_DIGEST": "1", **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {})}
     libc = ctypes.CDLL(None)
@@ -186,7 +187,8 @@ def _wait(going: dict[int, Going]) -> tuple[int, float]:
             pid, status, usage = os.wait4(each.process.pid, os.WNOHANG)
             if pid:
                 each.process.returncode = os.waitstatus_to_exitcode(status)
-                if not Path(TOP, each.trial.name).exists():  # it was refused
+                left = not each.stopping and Run(each.folder).state(set()) == STOPPED  # as it was: not resumed
+                if left or not Path(TOP, each.trial.name).exists():  # it was refused
                     each.stderr.seek(0)
                     raise WatchError(each.stderr.read().decode(errors="replace").strip().removeprefix("oars: "))
                 return slot, usage.ru_utime + usage.ru_stime

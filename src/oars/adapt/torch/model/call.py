@@ -132,7 +132,8 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _called(self, args, kwargs)
     if torch._C._len_torch_dispatch_stack():  # a mode of the script's sees every operation (FlopCounterMode counts)
         return _on_whole(self, args, kwargs)
-    return ctx.perform(_outermost, self, args, kwargs, _draws.get(self, "any"))
+    # One that has drawn nothing so far may begin to: then it is made again, from where the streams were.
+    return ctx.perform(_outermost, self, args, kwargs, _draws.get(self, "any") or "torch")
 
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -399,7 +400,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     if debug.on:
         why = f"because of {', '.join(dict.fromkeys(trace.events))}" if trace.events else "no operation mixes its rows"
         debug.say(f"call {verdict.calls} of {type(module).__name__} at {site()}: from now on {verdict.way}, {why}")
-    _draws[module] = "any" if verdict.way != SPLIT else "torch" if verdict.draws else _draws.get(module, "")
+    _draws[module] = "any" if verdict.way != SPLIT else "torch"
     return out
 
 

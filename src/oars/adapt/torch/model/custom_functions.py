@@ -152,6 +152,11 @@ def _try_out(cls: type[torch.autograd.Function], args: tuple, offsets: Offsets) 
     finally:
         ctx.traces = traces
         random.restore(streams)
+        for verdict in trace.inner:  # ranks agree about modules inside only at the end of a watched call
+            if traces:
+                traces[0].inner.append(verdict)
+            else:
+                verdict.changes = -1
     return None if trace.events or trace.draws else tuple(o.dim_ for o in outs)
 
 
