@@ -26,7 +26,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def test_every_step_is_written_with_every_digit(tmp_path):
-    world = SimpleNamespace(sent=0, seconds=0.0, size=4, rank=0, origin=0, meetings=7, exchanged=1000)
+    world = SimpleNamespace(sent=0, seconds=0.0, size=4, rank=0, origin=0, meetings=7, exchanged=1000, ahead=0)
     record = Record(tmp_path, True, world)
     given = [0.1 + 0.2, None, math.nan, math.inf, 3, np.float32(0.1)]
     for loss in given:
