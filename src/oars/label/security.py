@@ -72,7 +72,7 @@ class Gate:
         if origin is not None and origin != f"http://{host}":
             return 403, f"a page of {origin[:80]!r} may not ask this server"
         followed = path == "/" and request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate" \
-            and request.headers.get("sec-fetch-dest") == "document"  # a link of a terminal: the page itself holds nothing
+            and request.headers.get("sec-fetch-dest") == "document"  # a link: the page itself holds nothing
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not followed:
             return 403, "a page of another site may not ask this server"
         if origin is None and (request.method == "POST" or (
