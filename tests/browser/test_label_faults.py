@@ -9,6 +9,8 @@ import pytest
 from driving import Chromium, Tab
 from labelling import Labelling, go, images, labelled, labels
 
+from oars.label.folder import open_folder
+
 ROWS = 600
 STATE = "fetch('/api/state').then((answer) => answer.json())"
 EMPTY = "sessionStorage.getItem('oars-label-actions') === '[]'"  # every action has its answer
@@ -155,6 +157,14 @@ def test_a_server_killed_amid_actions_loses_and_doubles_nothing(server: Labellin
         tab.press("z")
         until_labelled(tab, left)
     assert labels(tab) == {}
+
+
+def test_the_file_that_a_browser_is_started_with_leads_to_the_page(server: Labelling, browser: Chromium,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(server.folder)
+    tab = browser.open(open_folder("run.h5", None, 0).opener(server.address).absolute().as_uri())
+    tab.until("document.body?.dataset.ready === 'yes' && location.protocol === 'http:'", 60)
+    assert labels(tab) == {} and server.address.partition("#")[2] not in tab.js("location.href")
 
 
 def test_an_answer_that_was_lost_is_not_reported_as_its_opposite(server: Labelling, browser: Chromium) -> None:
