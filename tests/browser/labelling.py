@@ -50,7 +50,7 @@ class Labelling:
         process = self.process
         wait_for(lambda: b"ssh -L" in said.read_bytes() or process.poll() is not None, "oars label does not start", 120)
         assert process.poll() is None, said.read_text()
-        found = re.search(r"http://localhost:\d+/#\S+", said.read_text())
+        found = re.search(r"http://127\.0\.0\.1:\d+/#\S+", said.read_text())
         assert found
         self.address = found[0]
         return self

@@ -9,6 +9,8 @@ import pytest
 from driving import Chromium, Tab
 from labelling import Labelling, go, images, labelled, labels
 
+from oars.label.folder import open_folder
+
 ROWS = 600
 STATE = "fetch('/api/state').then((answer) => answer.json())"
 EMPTY = "sessionStorage.getItem('oars-label-actions') === '[]'"  # every action has its answer
@@ -157,6 +159,57 @@ def test_a_server_killed_amid_actions_loses_and_doubles_nothing(server: Labellin
     assert labels(tab) == {}
 
 
+def test_the_file_that_a_browser_is_started_with_leads_to_the_page(server: Labelling, browser: Chromium,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(server.folder)
+    tab = browser.open(open_folder("run.h5", None, 0).opener(server.address).absolute().as_uri())
+    tab.until("document.body?.dataset.ready === 'yes' && location.protocol === 'http:'", 60)
+    assert labels(tab) == {} and server.address.partition("#")[2] not in tab.js("location.href")
+
+
+def test_an_answer_that_was_lost_is_not_reported_as_its_opposite(server: Labelling, browser: Chromium) -> None:
+    tab = grouped(server, browser)
+    tab.press("1")
+    tab.until("document.querySelector('#said').textContent.includes('→ rings')")
+    tab.js("""(() => {
+      const real = window.fetch;
+      window.fetch = async (path, ...more) => {
+        const answer = await real(path, ...more);
+        if (path !== '/api/undo') return answer;
+        window.fetch = real;
+        throw new TypeError('the connection broke behind the request');
+      };
+    })()""")
+    tab.press("z")
+    tab.until("document.querySelector('#said').textContent === 'Taken back.'")
+    assert labels(tab) == {}
+
+
+def test_what_was_done_in_one_project_is_not_sent_to_the_next(server: Labelling, browser: Chromium) -> None:
+    tab = grouped(server, browser)
+    rows = rows_shown(tab)
+    server.kill()
+    tab.press("1")
+    tab.until("!document.querySelector('#trouble').hidden")
+    first, home = server.address, server.folder / "run.oars-label"
+    home.rename(server.folder / "first")
+    server.start()  # another project, at the same port, with the same classes
+    tab.go("about:blank")  # an address of which only the end differs would load nothing
+    tab.go(server.address)
+    tab.until("document.body.dataset.ready === 'yes'")
+    tab.until("!!document.querySelector('.tile')", 120)
+    assert labels(tab) == {} and not tab.js(EMPTY)
+    server.kill()
+    home.rename(server.folder / "second")
+    (server.folder / "first").rename(home)
+    server.start()
+    assert server.address == first
+    tab.go("about:blank")
+    tab.go(server.address)
+    tab.until(f"document.body.dataset.ready === 'yes' && {EMPTY}")
+    assert set(rows) <= set(labels(tab))
+
+
 def test_what_was_not_answered_survives_a_reload(server: Labelling, browser: Chromium) -> None:
     tab = grouped(server, browser)
     rows = rows_shown(tab)
@@ -217,11 +270,17 @@ def test_names_are_shown_as_text(server: Labelling, browser: Chromium) -> None:
     assert tab.js("document.querySelectorAll('img').length") == 0
 
 
+READY = {screen: "!!document.querySelector('#screen h1')" for screen in ("boundary", "exam", "audit", "people")}
+READY["groups"] = "!!document.querySelector('.tile')"
+READY["viewer"] = "!!document.querySelector('#screen .facts dl')"
+READY["map"] = "!!document.querySelector('#screen canvas')"
+
+
 def test_every_control_has_a_name_and_can_be_reached(server: Labelling, browser: Chromium) -> None:
     tab = grouped(server, browser)
     for screen in ("groups", "boundary", "map", "viewer", "exam", "audit", "people"):
         go(tab, screen)
-        time.sleep(0.5)
+        tab.until(READY[screen])
         nameless = tab.js("""[...document.querySelectorAll('button, a, input, select, [tabindex], [role]')]
           .filter((one) => !['screen', 'said', 'trouble'].includes(one.id) && one.getAttribute('role') !== 'rowgroup')
           .filter((one) => !(one.getAttribute('aria-label') || one.textContent.trim() || one.title))

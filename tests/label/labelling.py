@@ -43,14 +43,16 @@ class Server:
     def __init__(self, folder: Path, *words: object, port: int | None = None, **env: str) -> None:
         self.folder = folder
         self.port = port or free_port()
-        self.process = start(folder, "label", *words, "--port", self.port, DISPLAY="", WAYLAND_DISPLAY="", **env)
+        env = {"DISPLAY": "", "WAYLAND_DISPLAY": "", **env}
+        self.process = start(folder, "label", *words, "--port", self.port, **env)
         assert self.process.stdout is not None and self.process.stderr is not None
         RUNNING.append(self.process)
         line = ""
         while not line.startswith("label at"):
             line = self.process.stdout.readline()
             assert line, self.process.stderr.read()
-        self.token = line.split()[2].partition("#")[2]
+        self.address = line.split()[2]
+        self.token = self.address.partition("#")[2]
 
     def kill(self) -> None:
         self.process.kill()

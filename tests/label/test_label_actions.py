@@ -152,6 +152,18 @@ def test_an_action_that_is_sent_twice_is_done_once(client):
     assert row not in table(client)
 
 
+def test_an_action_of_another_project_is_not_done_here(client):
+    row = still(client, 1)[0]
+    words = dict(rows=[row], how="human", seen=NOW, **{"class": "dark"})
+    before = client.get("/api/state")
+    with pytest.raises(LabelError, match="another project") as refused:  # the page of what was served here before
+        client.post("/api/label", **words, project="0123456789abcdef")
+    assert refused.value.status == 421 and client.get("/api/state")["event"] == before["event"]
+    assert client.post("/api/label", **words, project=before["project"])["changed"] == 1
+    client.post("/api/undo", project=before["project"])
+    assert row not in table(client)
+
+
 def test_people_are_called_as_they_wish(served, client):
     other = Client(served.port, served.token)
     client.post("/api/person", name="Ada")
@@ -222,6 +234,8 @@ def test_guesses_are_accepted_only_after_an_audit_has_passed(client):
         client.post("/api/audit", rows=drawn, wrong=planted, **{"class": "dark"})
     drawn = client.get("/api/audit?class=dark")["rows"]
     planted = [row for row in drawn if truth(row) == "bright"]
+    with pytest.raises(LabelError, match="newest"):  # somebody with an older sample does not end this one
+        client.post("/api/audit", rows=drawn[1:], wrong=[], **{"class": "dark"})
     found = client.post("/api/audit", rows=drawn, wrong=planted, **{"class": "dark"})
     assert found["found"] == found["planted"] and found["errors"] == 0
     assert found["passed"] == (found["upper"] <= 0.02) and not found["passed"]  # too few images to be sure

@@ -8,6 +8,7 @@ import os
 import resource
 import sqlite3
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from running import oars
 import oars as package
 from oars.data.errors import DataError
 from oars.label.client import Client
+from oars.label.desk import Actor
 from oars.label.errors import LabelError
+from oars.label.folder import open_folder
 from oars.label.log import Log, filesystem, journal_for
+from oars.label.serving import Serving
 
 NOW = 1 << 40
 
@@ -126,6 +130,26 @@ def test_a_full_disk_is_said_and_what_was_answered_stays(tmp_path):
     client = Client(again.port, again.token)
     assert client.get("/api/state")["labelled"] == len(saved) + 1
     again.kill()
+
+
+def test_labels_csv_is_written_by_one_at_a_time(tmp_path, monkeypatch):
+    """As the thread that follows the actions, and the end of the command, do."""
+    source(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    folder = open_folder("run.h5", None, 0)
+    serving = Serving(folder, "auto", 1)
+    try:
+        serving.desk.add_class(Actor("one"), "dark")
+        serving.desk.label(Actor("one"), list(range(ROWS)), "dark", "human", NOW)
+        writers = [threading.Thread(target=lambda: [serving.export() for _ in range(25)]) for _ in range(6)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert serving.note is None
+        assert len(folder.file("labels.csv").read_text().splitlines()) == 1 + ROWS - len(folder.exam)
+    finally:
+        serving.close()
 
 
 def png(width, height):

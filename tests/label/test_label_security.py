@@ -13,7 +13,7 @@ import threading
 
 import pytest
 from labelling import CLASSES, ROWS, Server, error, source, status
-from running import oars
+from running import oars, wait_for
 
 from oars.label.client import Client
 
@@ -36,7 +36,7 @@ def client(served):
 
 def send(served, method, path, body=b"", **headers):
     """A request whose headers are those of the page unless others are given; None leaves one out."""
-    words = {"Host": f"localhost:{served.port}", "Origin": f"http://localhost:{served.port}", "Connection": "close",
+    words = {"Host": f"127.0.0.1:{served.port}", "Origin": f"http://127.0.0.1:{served.port}", "Connection": "close",
              "Content-Type": "application/json", "Content-Length": str(len(body)),
              **{name.replace("_", "-"): value for name, value in headers.items()}}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in words.items() if value is not None)]
@@ -49,10 +49,11 @@ LABEL = json.dumps({"rows": [1], "class": "dark", "how": "human", "seen": 0}).en
 @pytest.mark.parametrize(("headers", "code"), [
     ({"Host": "evil.example"}, 421),  # DNS rebinding
     ({"Host": "localhost"}, 421),
+    ({"Host": "127.0.0.1"}, 421),
     ({"Origin": "http://evil.example"}, 403),
     ({"Origin": "null"}, 403),
     ({"Origin": None}, 403),
-    ({"Origin": "http://localhost:1"}, 403),
+    ({"Origin": "http://127.0.0.1:1"}, 403),
     ({"Content_Type": "text/plain"}, 415),  # what a form of another page can send
     ({"Content_Type": None}, 415),
     ({"Cookie": None}, 401),
@@ -82,6 +83,37 @@ def test_a_chunked_body_that_is_too_large_is_refused(served, client):
 def test_only_the_token_buys_a_cookie(served, token):
     answer = send(served, "POST", "/enter", json.dumps({"token": token}).encode())
     assert status(answer) in (400, 403) and b"set-cookie" not in answer.lower()
+
+
+def test_browsers_that_enter_at_once_are_different_people(served):
+    clients = []
+    ready = threading.Barrier(12)
+
+    def enter():
+        ready.wait()
+        clients.append(Client(served.port, served.token))
+
+    threads = [threading.Thread(target=enter) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    people = [client.get("/api/state")["person"] for client in clients]
+    assert len(people) == len(set(people)) == 12
+
+
+@pytest.mark.parametrize(("path", "site", "mode", "goal", "code"), [
+    ("/", "cross-site", "navigate", "document", 200),  # the address was clicked in a terminal that is a page
+    ("/", "same-site", "navigate", "document", 200),
+    ("/", "cross-site", "navigate", "iframe", 403),
+    ("/", "cross-site", "no-cors", "script", 403),
+    ("/api/state", "cross-site", "navigate", "document", 403),
+    ("/page/main.js", "cross-site", "navigate", "document", 403),
+])
+def test_of_other_sites_only_a_link_to_the_page_is_followed(served, client, path, site, mode, goal, code):
+    answer = send(served, "GET", path, Cookie=client.cookie, Content_Length=None, Origin=None, Sec_Fetch_Site=site,
+                  Sec_Fetch_Mode=mode, Sec_Fetch_Dest=goal)
+    assert status(answer) == code
 
 
 def test_the_cookie_is_for_this_server_and_not_for_scripts(served):
@@ -155,6 +187,15 @@ def test_a_formula_as_a_class_is_text_in_a_spreadsheet(served, client):
         assert f"'{name}" in text and f",{name}" not in text
 
 
+def test_the_address_is_that_of_the_socket_and_not_a_name(served, client):
+    """What ``localhost`` is, the browser decides: it may be ::1, where another user of this machine listens."""
+    assert served.address == f"http://127.0.0.1:{served.port}/#{served.token}"
+    named = f"localhost:{served.port}"  # who types it himself is let in
+    answer = send(served, "GET", "/api/state", Cookie=client.cookie, Content_Length=None, Host=named,
+                  Origin=f"http://{named}")
+    assert status(answer) == 200
+
+
 def test_only_loopback_is_listened_to_and_other_hosts_are_refused(served, tmp_path):
     with socket.socket() as trial, pytest.raises(OSError):
         trial.settimeout(2)
@@ -171,10 +212,51 @@ def test_the_folder_is_its_owners_alone(served):
         assert stat.S_IMODE(os.stat(folder / name).st_mode) == 0o600
 
 
+def test_the_token_is_on_no_command_line(tmp_path):
+    source(tmp_path)
+    browser = tmp_path / "browser.sh"
+    browser.write_text('#!/bin/sh\nprintf "%s" "$1" > "$0.tmp" && mv "$0.tmp" "$0.opened"\n')
+    browser.chmod(0o700)
+    server = Server(tmp_path, "run.h5", DISPLAY=":0", BROWSER=f"{browser} %s")
+    opened = tmp_path / "browser.sh.opened"
+    wait_for(opened.exists, "no browser was started")
+    page = tmp_path / "run.oars-label" / "open.html"
+    assert opened.read_text() == page.as_uri() and server.address in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    server.kill()
+
+
+def test_a_token_that_was_cut_is_made_anew(tmp_path):
+    source(tmp_path)
+    server = Server(tmp_path, "run.h5")
+    server.kill()
+    (tmp_path / "run.oars-label" / "token").write_text("")  # as a full disk leaves it
+    again = Server(tmp_path, "run.h5", port=server.port)
+    assert len(again.token) == 43 and again.token != server.token
+    for token in ("", server.token):
+        answer = send(again, "POST", "/enter", json.dumps({"token": token}).encode())
+        assert status(answer) == 403 and b"set-cookie" not in answer.lower()
+    assert Client(again.port, again.token).get("/api/state")["person"] == "person 1"
+    again.kill()
+
+
+def test_a_folder_that_others_can_use_is_refused(tmp_path):
+    source(tmp_path)
+    folder = tmp_path / "run.oars-label"
+    folder.mkdir()
+    for mode in (0o755, 0o770, 0o701):
+        folder.chmod(mode)
+        done = oars(tmp_path, "label", "run.h5", "--export", code=2)
+        assert done.stderr.count("\n") == 1 and "chmod 700" in done.stderr
+        assert not list(folder.iterdir()) and stat.S_IMODE(folder.stat().st_mode) == mode
+    folder.chmod(0o700)
+    assert "0 of 150" in oars(tmp_path, "label", "run.h5", "--export", code=0).stdout
+
+
 def test_slow_clients_hold_nobody_up(served, client):
     answers = {}
     slow = {"head": b"POST /api/label HTTP/1.1\r\nHost: loc",
-            "body": f"POST /api/label HTTP/1.1\r\nHost: localhost:{served.port}\r\nOrigin: http://localhost:"
+            "body": f"POST /api/label HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nOrigin: http://127.0.0.1:"
                     f"{served.port}\r\nCookie: {client.cookie}\r\nContent-Type: application/json\r\nContent-Length: 100"
                     "\r\n\r\n{".encode(), "nothing": b""}
     threads = [threading.Thread(target=lambda name=name, text=text: answers.update({name: served.raw(text, 25)}))

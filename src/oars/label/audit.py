@@ -61,7 +61,7 @@ class Audits:
         """What the person has clicked as wrong; writes the outcome down."""
         desk = self._desk
         number = desk.state.number(name)
-        drawn = self._drawn.pop(number, None)
+        drawn = self._drawn.get(number)
         if drawn is None or sorted(rows) != sorted(drawn[0].tolist()):
             raise LabelError("this audit is not the newest one: open it again", 409)
         if not set(wrong) <= set(rows):
@@ -78,6 +78,7 @@ class Audits:
                    "upper": round(bound, 4), "version": desk.state.version,
                    "accepts": _packed(rest) if passed else ""}
         event = desk.add(who, "audit", outcome, learns=False)
+        self._drawn.pop(number, None)  # only now: a stale audit, or a full disk, must not lose the newest draw
         return {"event": event, "errors": errors, "planted": len(planted), "found": found, "passed": passed,
                 "upper": outcome["upper"]}
 

@@ -20,7 +20,7 @@ class Client:
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any, bytes]:
         """Status, headers and body of an answer, whatever it is."""
-        words = {"Host": f"localhost:{self._port}", "Cookie": self.cookie, **headers}
+        words = {"Host": f"127.0.0.1:{self._port}", "Cookie": self.cookie, **headers}
         self._connection.request(method, path, body, {name: value for name, value in words.items() if value})
         answer = self._connection.getresponse()
         return answer.status, answer.headers, answer.read()
@@ -32,7 +32,7 @@ class Client:
     def post(self, path: str, **body: Any) -> Any:
         """Do this action; the JSON that it answers."""
         return self._json(*self.ask("POST", path, json.dumps(body).encode(), **{
-            "Content-Type": "application/json", "Origin": f"http://localhost:{self._port}"}))
+            "Content-Type": "application/json", "Origin": f"http://127.0.0.1:{self._port}"}))
 
     def _json(self, status: int, headers: Any, body: bytes) -> Any:
         if headers.get("Set-Cookie"):

@@ -136,13 +136,13 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
             if name not in there:
                 serving.desk.add_class(Actor(SERVER), name)
         port = listener.getsockname()[1]
-        address = f"http://localhost:{port}/#{folder.token()}"
+        address = f"http://127.0.0.1:{port}/#{folder.token()}"  # localhost may be ::1, where anybody may listen
         print(f"{folder.source}: {folder.rows:,} images; labels in {folder.path}\n"
               f"label at {address} (Ctrl-C ends it; what was done is saved)\n"
-              f"from elsewhere: ssh -L {port}:localhost:{port} {socket.gethostname()}, then the same address",
+              f"from elsewhere: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}, then the same address",
               flush=True)
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
-            webbrowser.open(address)
+            webbrowser.open(folder.opener(address).absolute().as_uri())
         with contextlib.suppress(KeyboardInterrupt):  # how it is ended; uvicorn has closed everything by then
             serve(serving, listener)
         serving.export()

@@ -151,6 +151,8 @@ class Desk:
             of = self.state.next_redo(who.name) if again else self.state.next_undo(who.name)
             if of is None:
                 raise LabelError(f"there is nothing to {'redo' if again else 'undo'}", 409)
+            if (why := self.state.hinders(of, again)) is not None:
+                raise LabelError(why, 409)
             what = self.state.text(of)
             return {"event": self.add(who, "redo" if again else "undo", {"of": of}), "what": what}
 

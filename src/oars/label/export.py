@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,12 @@ class Keys:
     def __init__(self, source: str, group: str | None) -> None:
         self._words = source, group
         self._source: Source | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, row: int) -> str:
-        self._source = self._source or Source(*self._words)
-        return self._source.key(row)
+        with self._lock:
+            self._source = self._source or Source(*self._words)
+            return self._source.key(row)
 
 
 def text(desk: Desk, keys: Keys) -> str:

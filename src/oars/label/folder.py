@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ PROJECT, LOG, TOKEN, LOCK, REFUSED = "project.json", "log.sqlite", "token", "loc
 LABELS = "labels.csv"
 FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
 COMPUTING = "computing.lock"
+OPENER = "open.html"
 EXAM = 200  # images
+_TOKEN = 43  # letters of 256 bits
 _LOOKED_AT = 16  # images that tell whether a source is still the same
 
 
@@ -55,11 +58,15 @@ class Folder:
     def token(self) -> str:
         """256 bits that open the page. They stay when the server is started again, so that open pages go on."""
         path = self.file(TOKEN)
-        if not path.exists():
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.write(fd, secrets.token_urlsafe(32).encode())
-            os.close(fd)
+        if not path.exists() or len(path.read_text()) != _TOKEN:  # a full disk has cut it: an empty one lets all in
+            _private(path, secrets.token_urlsafe(32))
         return path.read_text()
+
+    def opener(self, address: str) -> Path:
+        """A page that leads to the address: command lines of browsers are seen by everybody on this machine."""
+        path = self.file(OPENER)
+        _private(path, f'<!doctype html><meta http-equiv="refresh" content="0;url={address}">')
+        return path
 
     def lock(self) -> int:
         """Hold it while this server runs; the file's descriptor."""
@@ -82,6 +89,7 @@ def folder_for(source: str) -> Path:
 def open_folder(source: str, group: str | None, seed: int) -> Folder:
     """The project of a source; a new one if there is none yet."""
     path = folder_for(source)
+    _refuse_others(path)
     found = Source(source, group)
     if (path / PROJECT).exists():
         return _again(path, source, found)
@@ -97,6 +105,25 @@ def open_folder(source: str, group: str | None, seed: int) -> Folder:
              "looked_at": _look(found)}
     put(path / PROJECT, about)
     return Folder(path, about)
+
+
+def _refuse_others(path: Path) -> None:
+    """A folder that somebody else has made, or can look into, has a token that he knows."""
+    try:
+        link, there = os.lstat(path), os.stat(path)
+    except FileNotFoundError:
+        return
+    if {link.st_uid, there.st_uid} != {os.getuid()} or not stat.S_ISDIR(there.st_mode) or there.st_mode & 0o077:
+        raise LabelError(f"{path} is no folder that only you can use: chmod 700 it if you made it, or move it away")
+
+
+def _private(path: Path, text: str) -> None:
+    """Write a short file that only its owner can read: complete, or an error."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}", 507) from None
 
 
 def _again(path: Path, source: str, found: Source) -> Folder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ class Gate:
         self.cookie = f"oars-label-{port}"
         self._token, self._log = token, log
         self._sessions, self._remember = sessions, remember
+        self._entering = threading.Lock()
 
     async def __call__(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         why = self._refused(request)
@@ -69,7 +71,9 @@ class Gate:
         path = request.url.path
         if origin is not None and origin != f"http://{host}":
             return 403, f"a page of {origin[:80]!r} may not ask this server"
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        followed = path == "/" and request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate" \
+            and request.headers.get("sec-fetch-dest") == "document"  # a link: the page itself holds nothing
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not followed:
             return 403, "a page of another site may not ask this server"
         if origin is None and (request.method == "POST" or (
                 path == "/api/events" and request.headers.get("sec-fetch-site") != "same-origin")):
@@ -112,9 +116,11 @@ class Gate:
             return None
         response = Response(status_code=204)
         if self.person(request) is None:
-            secret, person = secrets.token_urlsafe(32), f"person {len(self._sessions) + 1}"
-            self._remember(_hash(secret), person)
-            self._sessions[_hash(secret)] = person
+            secret = secrets.token_urlsafe(32)
+            with self._entering:  # browsers that enter at once are different people
+                person = f"person {len(self._sessions) + 1}"
+                self._remember(_hash(secret), person)
+                self._sessions[_hash(secret)] = person
             response.set_cookie(self.cookie, secret, httponly=True, samesite="strict", max_age=90 * 86400, path="/")
         return response
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -46,6 +47,7 @@ class Server:
     def __init__(self, serving: Serving, port: int) -> None:
         self.serving, self.desk = serving, serving.desk
         folder = serving.folder
+        self.project = hashlib.sha256(folder.token().encode()).hexdigest()[:16]  # which one a page's actions are for
         self.gate = Gate(port, folder.token(), folder.file(folder_.REFUSED), self.desk.log.sessions(),
                          self.desk.log.add_session)
         self.page = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in sorted(PAGE.glob("*"))
@@ -114,8 +116,11 @@ class Server:
         return self.gate.person(request) or ""
 
     def _actor(self, request: Request) -> Actor:
-        """Who acts; stops here if the same action was done already."""
-        action = _body(request).get("action")
+        """Who acts; stops here if the same action was done already, or was for what was served here before."""
+        body = _body(request)
+        action = body.get("action")
+        if body.get("project", self.project) != self.project:
+            raise LabelError("this was done in another project, and was not done in this one", 421)
         if action is not None and not (isinstance(action, str) and 0 < len(action) <= 80):
             raise LabelError("action: the page's name for it, 1 to 80 letters")
         actor = Actor(self._who(request), action)
@@ -145,7 +150,7 @@ class Server:
     def _state(self, request: Request) -> Any:
         serving = self.serving
         return {"source": serving.folder.source, **self.desk.overview(self._who(request)), "live": False,
-                "image": serving.image, "progress": serving.progress,
+                "project": self.project, "image": serving.image, "progress": serving.progress,
                 "note": serving.note or (self.desk.learner.failed if self.desk.learner else None)}
 
     def _exam(self, request: Request) -> Any:

@@ -44,6 +44,7 @@ class Serving:
         self._thumbs: np.ndarray | None = None
         self._map: np.ndarray | None = None
         self._mapping = threading.Lock()
+        self._exporting = threading.Lock()
         self._ended = threading.Event()
         self._dirty = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -176,7 +177,8 @@ class Serving:
     def export(self) -> None:
         """Write ``labels.csv`` now."""
         try:
-            export.write(self.desk, self.keys, self.folder.file(folder_.LABELS))
+            with self._exporting:  # the thread and the end of the command write the same file
+                export.write(self.desk, self.keys, self.folder.file(folder_.LABELS))
         except Exception as error:  # a source that has gone, a full disk: labels are in the log
             self.note = str(error)
 

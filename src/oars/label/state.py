@@ -169,13 +169,46 @@ class State:
         for number in range(len(old)):
             if old[number] != new[number]:
                 self.names[number] = new[number] if again else old[number]
-        for number in set(old_merged) ^ set(new_merged):
-            if again:
-                self.merged[number] = new_merged[number]
-            else:
-                self.merged.pop(number, None)
+        # ``hinders`` refuses the rest today; a log of before may have it, and must not make two classes each other.
+        for number in set(new_merged) - set(old_merged):
+            into = new_merged[number]
+            if not again:
+                if self.merged.get(number) == into:
+                    del self.merged[number]
+            elif number not in self.merged and self.stands_for(into) != number:
+                self.merged[number] = into
 
     # ---- questions ---------------------------------------------------------------------------------------------------
+
+    def hinders(self, of: int, again: bool) -> str | None:
+        """Why an event cannot be undone (or done again): what others have done with its classes since."""
+        change = self._changes[of]
+        assert change.names is not None and change.names_after is not None
+        (old, old_merged), (new, new_merged) = change.names, change.names_after
+        if change.kind == "class":
+            number = len(old)
+            name = self.names[number]
+            if not again:
+                used = (self.known["label"] == number).any() or number in self.merged.values() or number in self.merged
+                return f"the class {name} is in use: give its images another one first" if used else None
+        elif change.kind == "rename":
+            number = next(n for n in range(len(old)) if old[n] != new[n])
+            left, name = (old[number], new[number]) if again else (new[number], old[number])
+            if self.names[number] != left:
+                return f"somebody has called {left} {self.names[number]} since"
+        elif change.kind == "merge":
+            number = next(iter(set(new_merged) - set(old_merged)))
+            name, into = self.names[number], new_merged[number]
+            if again:
+                gone = [n for n in (number, into) if n in self.merged]
+                return f"{self.names[gone[0]]} is no class of its own any more" if gone else None
+        else:
+            here, there = (change.before, change.after) if again else (change.after, change.before)
+            found = np.unique(there["label"][self.known[change.rows] == here]).tolist()
+            gone = [n for n in found if n >= 0 and self.stands_for(n) < 0]
+            return f"the class {self.names[gone[0]]} was taken back by whoever made it" if gone else None
+        same = [n for n in self.classes() if n != number and self.names[n] == name]
+        return f"there is another class {name} by now: rename that one first" if same else None
 
     def next_undo(self, who: str) -> int | None:
         """The event that this person's undo takes back."""

@@ -6,10 +6,16 @@ const KEPT = "oars-label-actions";
 const waiting = JSON.parse(sessionStorage.getItem(KEPT) || "[]");
 let chain = Promise.resolve();
 let listener = () => {};
+let project = "";
 
 /** Called with true when the server does not answer, with false when it does again. */
 export function onAbsence(heard) {
   listener = heard;
+}
+
+/** What is served here: the next server at this address may be that of another project. */
+export function serves(name) {
+  project ||= name;  // a page stays with the project that it shows
 }
 
 /** The token of the address is given away once, for a cookie; it does not stay in the address. */
@@ -34,7 +40,7 @@ export async function json(path, signal) {
 
 /** One action; actions are sent one after another, in the order in which they were done. */
 export function act(path, body) {
-  const action = { path, body: { ...body, action: name() } };
+  const action = { path, body: { ...body, project, action: name() } };
   waiting.push(action);
   keep();
   return send(action);
@@ -50,15 +56,19 @@ export function idle() {
   return chain;
 }
 
-/** Sends what an earlier page of this tab could not. */
+/** Sends what an earlier page of this tab could not; what was done in another project waits until that is served again. */
 export function resend() {
-  return Promise.all(waiting.map((action) => send(action).catch(() => {}))).then((sent) => sent.length);
+  return Promise.all(waiting.filter(({ body }) => body.project === project).map((action) => send(action).catch(() => {}))).then((sent) => sent.length);
 }
 
 function send(action) {
-  const sent = chain.then(() => once(action.path, action.body)).finally(() => {
-    waiting.splice(waiting.indexOf(action), 1);
-    keep();
+  const sent = chain.then(() => once(action.path, action.body)).catch((error) => error).then((found) => {
+    if (!found.elsewhere) {
+      waiting.splice(waiting.indexOf(action), 1);
+      keep();
+    }
+    if (found instanceof Error) throw found;
+    return found;
   });
   chain = sent.catch(() => {});
   return sent;
@@ -68,7 +78,9 @@ async function once(path, body) {
   const answer = await patient(() => fetch(path, {
     method: "POST", credentials: "same-origin", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
   }));
-  if (!answer.ok) throw new Error(await reason(answer));
+  if (!answer.ok) {  // 401 and 421: somebody else's server may be here now; it is sent when ours is back
+    throw Object.assign(new Error(await reason(answer)), { elsewhere: [401, 421].includes(answer.status) });
+  }
   return answer.status === 204 ? {} : answer.json();
 }
 

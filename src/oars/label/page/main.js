@@ -111,6 +111,11 @@ class App {
     this.tell(`${count(rows.length, "image")}: ${name} …`);
     try {
       const answer = await act("/api/label", { rows, class: name, how, seen: more.seen ?? state.event, ...more });
+      if (answer.repeated) {
+        this.tell(`Done: ${name}. The server's first answer was lost: images that others label differently are on People.`);
+        this.refresh();
+        return answer;
+      }
       const fought = answer.conflicts?.length || 0;
       const left = answer.skipped?.length ?? answer.skipped ?? 0;
       const done = `${count(rows.length - fought - left, "image")} → ${name}.${left ? ` ${count(left, "image")} of the exam stayed out.` : ""}`;
@@ -136,8 +141,9 @@ class App {
 
   async back(path, word, nothing) {
     try {
-      const { what } = await act(path, {});
-      if (what) this.tell(`${word}: ${what}.`);
+      const { what, repeated } = await act(path, {});
+      if (repeated) this.tell(`${word}.`);
+      else if (what) this.tell(`${word}: ${what}.`);
       else this.complain(nothing);
       await refresh();
       this.screen?.changed?.("undo");

@@ -1,7 +1,7 @@
 // What the server last said of the project, and those who want to hear of changes. The page keeps no labels of its own:
 // it shows the server's, and asks again when the server says that something happened.
 
-import { json } from "./api.js";
+import { json, serves } from "./api.js";
 import { released } from "./pressed.js";
 
 export const state = {
@@ -27,6 +27,7 @@ export function refresh() {
   }
   asked = json("/api/state").then((fresh) => {
     Object.assign(state, fresh);
+    serves(fresh.project);
     tell("state");
   }).finally(() => {
     asked = null;
