@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from labelling import CLASSES, ROWS, RUNNING, SIDE, Server, images, truth
 from PIL import Image
-from running import said, start
+from running import environment, said, start
 
 from oars.label.client import Client
 from oars.label.folder import RECORD
@@ -190,6 +190,35 @@ def test_a_folder_of_images_grows(tmp_path):
         time.sleep(0.1)
     assert "shot-0000b.png came, which stands before shot-0001.png" in note
     assert client.get("/api/state")["rows"] == 63 and server.end() == 0
+
+
+def test_an_image_that_ends_its_reader_is_left_out(tmp_path):
+    armed, shots, made = tmp_path / "armed", tmp_path / "shots", images(62)
+    for folder in (armed, shots):
+        folder.mkdir()
+    (armed / "sitecustomize.py").write_text("""
+import os, signal
+import PIL.Image
+opened = PIL.Image.open
+def open_(file, *more, **named):
+    if hasattr(file, "getvalue") and file.getvalue() == b"deadly":
+        os.kill(os.getpid(), signal.SIGKILL)  # as a decoder does that damage leads astray
+    return opened(file, *more, **named)
+PIL.Image.open = open_
+""")
+    for row in range(55):
+        Image.fromarray(made[row]).save(shots / f"{row:04}.png")
+    server = Server(tmp_path, "shots", "--live", PYTHONPATH=f"{armed}{os.pathsep}{environment()['PYTHONPATH']}")
+    client = entered(server)
+    (tmp_path / "deadly").write_bytes(b"deadly")
+    for row in range(55, 62):
+        if row != 58:
+            Image.fromarray(made[row]).save(shots / f"{row:04}.png")
+        else:
+            (tmp_path / "deadly").rename(shots / "0058.png")
+    found = until(client, lambda one: one["processed"] == 7, "seven images")
+    assert [one["row"] for one in found["newest"] if one["why"] == "it cannot be read"] == [58]
+    assert client.get("/api/state")["note"] is None and server.end() == 0
 
 
 def test_it_says_when_it_does_not_keep_up(tmp_path):
