@@ -56,7 +56,7 @@ def make(kind: str, out: Path, size: int, classes: int, side: int, damage: str, 
         from oars.data import make_shots
 
         if rate:
-            make_shots.stream(out, size, seed, hard, rate, drift)
+            make_shots.stream(out, size, seed, workers, hard, rate, drift)
         else:
             make_shots.water_ice(out, size, seed, workers, hard)
     return 0

@@ -6,6 +6,7 @@ grows: ``stream`` appends images at a rate, with a drift of the shares on reques
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,45 +26,52 @@ def water_ice(out: Path, size: int, seed: int, workers: int, hard: bool) -> None
     empty, 3 streak); truth.csv: the same labels by name, for ``oars label --simulate``."""
     out.mkdir(parents=True, exist_ok=True)
     kinds = HARD if hard else EASY
-    tasks = [(seed, begin, min(25, size - begin), hard) for begin in range(0, size, 25)]
+    tasks = _tasks(size, seed, hard, False)
     with _file(out / "water-ice.h5", "w") as file, open(out / "truth.csv", "w") as truth:
         images = file.create_dataset("images", (size, SIDE, SIDE), np.uint16, chunks=(1, SIDE, SIDE))
         labels = file.create_dataset("labels", (size,), np.uint8)
         truth.write("row,label\n")
         shots = work.each(_shots, tasks, min(workers, len(tasks)), work.Bar("exposing", size))
-        for (_, begin, count, _), (pixels, found) in zip(tasks, shots, strict=True):
+        for (_, begin, count, _, _), (pixels, found) in zip(tasks, shots, strict=True):
             images[begin:begin + count], labels[begin:begin + count] = pixels, found
             truth.writelines(f"{begin + at},{kinds[kind]}\n" for at, kind in enumerate(found))
     print(f"{out}/water-ice.h5: {size:,} images")
 
 
-def stream(out: Path, size: int, seed: int, hard: bool, rate: float, drift: bool) -> None:
+def stream(out: Path, size: int, seed: int, workers: int, hard: bool, rate: float, drift: bool) -> None:
     """The same file as it grows while an experiment runs: HDF5's SWMR, readable at any moment. With ``drift`` the last
-    class's share becomes three times as large after half of the images."""
+    class becomes three times as frequent beside the others after half of the images. All are made first, so that to
+    append them costs little."""
     out.mkdir(parents=True, exist_ok=True)
-    kinds = HARD if hard else EASY
-    rng = np.random.default_rng(seed)
-    shares = np.array(_SHARES[kinds])
-    with _file(out / "water-ice.h5", "w", libver="latest") as file:
+    tasks = _tasks(size, seed, hard, drift)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".") as place:
+        made: np.ndarray = np.lib.format.open_memmap(f"{place}/images.npy", "w+", np.uint16, (size, SIDE, SIDE))
+        kinds = np.empty(size, np.uint8)
+        shots = work.each(_shots, tasks, min(workers, len(tasks)), work.Bar("exposing", size))
+        for (_, begin, count, _, _), (pixels, found) in zip(tasks, shots, strict=True):
+            made[begin:begin + count], kinds[begin:begin + count] = pixels, found
+        _append(out / "water-ice.h5", made, kinds, rate)
+
+
+def _append(path: Path, made: np.ndarray, kinds: np.ndarray, rate: float) -> None:
+    size = len(made)
+    with _file(path, "w", libver="latest") as file:
         images = file.create_dataset("images", (0, SIDE, SIDE), np.uint16, chunks=(1, SIDE, SIDE),
                                      maxshape=(None, SIDE, SIDE))
         labels = file.create_dataset("labels", (0,), np.uint8, chunks=(1024,), maxshape=(None,))
         file.swmr_mode = True
+        print(f"{path}: grows by {rate:g} images a second", flush=True)
         begun, done = time.monotonic(), 0
         piece = max(1, round(rate / 5))
         while done < size:
             count = min(piece, size - done)
-            if drift and done >= size // 2:
-                shares = np.append(np.array(_SHARES[kinds])[:-1], 3 * _SHARES[kinds][-1])
-            found = rng.choice(len(kinds), count, p=shares / shares.sum()).astype(np.uint8)
-            pixels = np.stack([shot(rng, kinds[kind], hard) for kind in found])
             time.sleep(max(0.0, begun + done / rate - time.monotonic()))
-            for data, values in ((images, pixels), (labels, found)):
+            for data, values in ((images, made[done:done + count]), (labels, kinds[done:done + count])):
                 data.resize(done + count, 0)
                 data[done:] = values
                 data.flush()
             done += count
-    print(f"{out}/water-ice.h5: {size:,} images in {time.monotonic() - begun:.0f} s")
+    print(f"{path}: {size:,} images in {time.monotonic() - begun:.0f} s")
 
 
 def _file(path: Path, mode: str, **more: Any) -> Any:
@@ -74,10 +82,19 @@ def _file(path: Path, mode: str, **more: Any) -> Any:
     return h5py.File(path, mode, **more)
 
 
-def _shots(task: tuple[int, int, int, bool]) -> tuple[np.ndarray, np.ndarray]:
-    seed, begin, count, hard = task
+def _tasks(size: int, seed: int, hard: bool, drift: bool) -> list[tuple[int, int, int, bool, bool]]:
+    return [(seed, begin, min(25, size - begin), hard, drift and begin >= size // 2) for begin in range(0, size, 25)]
+
+
+def _shots(task: tuple[int, int, int, bool, bool]) -> tuple[np.ndarray, np.ndarray]:
+    seed, begin, count, hard, drifted = task
     rng = np.random.default_rng([seed, begin])
-    kinds = rng.choice(4, count, p=_SHARES[HARD]).astype(np.uint8) if hard else rng.integers(0, 2, count, np.uint8)
+    if hard or drifted:
+        shares = np.array(_SHARES[HARD if hard else EASY])
+        shares[-1] *= 3 if drifted else 1
+        kinds = rng.choice(len(shares), count, p=shares / shares.sum()).astype(np.uint8)
+    else:
+        kinds = rng.integers(0, 2, count, np.uint8)
     shots = np.stack([shot(rng, HARD[kind], hard) for kind in kinds])
     work.advance(count)
     return shots, kinds

@@ -18,6 +18,7 @@ def groups(learner: Learner, still: np.ndarray, size: int, count: int) -> list[d
     guess = learner.guess
     if guess is None:
         of, far = learner.groups()
+        still = still[still < len(of)]  # rows may have come since
         found = []
         for cluster in np.argsort(-np.bincount(of[still], minlength=of.max() + 1), kind="stable"):
             rows = still[of[still] == cluster]

@@ -21,6 +21,7 @@ Labels are kept in NAME.oars-label/ of the current folder; the same command goes
 examples:
   oars label run.h5 --classes water,ice
   oars label photos/ --port 7007
+  oars label run.h5 --live                  # while it is written: an HDF5 file (SWMR), or a folder
   oars label run.h5 --export                # writes run.labels.csv
   oars label run.h5 --simulate truth.csv    # what will it cost? a simulated labeller tells
 """
@@ -38,6 +39,7 @@ def parser() -> Parser:
                      "spots+radial, a file of your own (.npy, a row for each image), or auto (default): what separates "
                      "the labels best")
     top.add_argument("--group", metavar="NAME", help="of an HDF5 file: the group that holds the images")
+    top.add_argument("--live", action="store_true", help="follow the source as it grows")
     top.add_argument("--port", type=count_of("a port"), metavar="P", help="where to listen (default: the first free "
                      f"one from {FIRST_PORT} on)")
     top.add_argument("--seed", type=number, default=0, help="of the choice of images for the exam (default: 0)")
@@ -90,7 +92,13 @@ def _do(args: argparse.Namespace) -> int:
                  "--seed", str(args.seed), *(["--group", args.group] if args.group else [])]
         return simulate(args.source, Path(args.simulate), args.actions, words, args.seed)
     names = [name.strip() for name in args.classes.split(",") if name.strip()]
-    folder = open_folder(args.source, args.group, args.seed)
+    if args.live:
+        if args.features.endswith(".npy"):
+            raise LabelError(f"--live --features {args.features}: images that are still to come are not in this file")
+        from oars.label.live import wait
+
+        wait(args.source, args.group)
+    folder = open_folder(args.source, args.group, args.seed, args.live)
     lock = folder.lock()
     try:
         if args.export:
@@ -108,7 +116,7 @@ def _export(folder: object) -> int:
     assert isinstance(folder, Folder)
     desk = Desk(folder, lambda what: None)
     target = Path(folder.path.name.removesuffix(ENDING) + ".labels.csv")
-    export.write(desk, export.Keys(folder.source, folder.group), target)
+    export.write(desk, export.Keys(folder), target)
     labels = desk.state.labels()
     print(f"{target}: {int((labels >= 0).sum()):,} of {folder.rows:,} rows")
     desk.close()
@@ -129,7 +137,7 @@ def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
             raise LabelError(f"--features {args.features}: one of auto, radial, spots, spots+radial, or a .npy file")
         read_features(args.features, folder.rows)
     listener = _listen(args.port)
-    serving = Serving(folder, args.features, work.cores())
+    serving = Serving(folder, args.features, work.cores(), args.live)
     try:
         there = {serving.desk.state.names[n] for n in serving.desk.state.classes()}
         for name in names:

@@ -50,7 +50,15 @@ class Desk:
 
     def learn(self, candidates: dict[str, np.ndarray], chosen: str | None) -> None:
         """Begin to guess: the features are there."""
-        self.learner = Learner(candidates, chosen, self.folder.seed, self._labelled, lambda: self.told("model"))
+        self.learner = Learner(candidates, chosen, self.folder.seed, self._labelled, lambda: self.told("model"),
+                               self.folder.base)
+
+    def grow(self, more: dict[str, np.ndarray], count: int) -> None:
+        """Rows that have come: the model first, so that each row of the state has a guess."""
+        self.ready().grow(more)
+        with self.lock:
+            self.state.grow(count)
+            self.folder.rows += count
 
     def close(self) -> None:
         """Nothing more is written."""
@@ -267,7 +275,8 @@ class Desk:
         """The most alike rows."""
         learner = self.ready()
         name = learner.name  # it may change while we search
-        return {"rows": choose.near(learner.values(name), learner.norms(name), int(self._rows([row])[0]), count)}
+        values = learner.values(name)[:self.folder.rows]
+        return {"rows": choose.near(values, learner.norms(name)[:len(values)], int(self._rows([row])[0]), count)}
 
     def about(self, row: int) -> dict[str, Any]:
         """One row: its label, its history. A row of the exam has no guess to show."""

@@ -18,6 +18,7 @@ from oars import runfolder
 from oars.label import folder as folder_
 from oars.label.desk import Desk
 from oars.label.errors import LabelError
+from oars.label.folder import Folder
 from oars.label.source import Source
 from oars.label.state import DISPUTED, HOW
 
@@ -27,14 +28,16 @@ COLUMNS = ("row", "key", "label", "class", "by", "how", "p", "event", "check")
 class Keys:
     """The names of rows, of a source that is opened once."""
 
-    def __init__(self, source: str, group: str | None) -> None:
-        self._words = source, group
+    def __init__(self, folder: Folder) -> None:
+        self._words = folder.source, folder.group, folder.grows
         self._source: Source | None = None
         self._lock = threading.Lock()
 
     def __call__(self, row: int) -> str:
         with self._lock:
             self._source = self._source or Source(*self._words)
+            if row >= self._source.rows:
+                self._source.grown()
             return self._source.key(row)
 
 
@@ -49,15 +52,17 @@ def text(desk: Desk, keys: Keys) -> str:
     guess = desk.learner.guess if desk.learner else None
     path = desk.folder.file(folder_.CHECKSUMS)
     checks = np.load(path, mmap_mode="r") if path.exists() else None
+    later, base = desk.folder.records(), desk.folder.base
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in np.flatnonzero((labels >= 0) | (known["how"] == DISPUTED)).tolist():
         label, one = int(labels[row]), known[row]
+        check = 0 if checks is None else checks[row] if row < base else later[row - base]["check"]
         p = f"{float(guess.p[row]):.4f}" if guess is not None and guess.best[row] == label else ""
         writer.writerow([row, safe(keys(row)), safe(names[label]) if label >= 0 else "",
                          classes[label] if label >= 0 else "", safe(people[int(one["who"])]), HOW[one["how"]], p,
-                         int(one["event"]), f"{int(checks[row]):08x}" if checks is not None else ""])
+                         int(one["event"]), f"{int(check):08x}" if checks is not None else ""])
     return out.getvalue()
 
 

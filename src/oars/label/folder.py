@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from oars import runfolder
 from oars.data.errors import DataError
 from oars.data.labels import checksum_of
+from oars.label import pixels
 from oars.label.errors import LabelError
 from oars.label.log import Log, filesystem, journal_for
 from oars.label.source import Source
@@ -28,19 +30,25 @@ LABELS = "labels.csv"
 FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
 COMPUTING = "computing.lock"
 OPENER = "open.html"
+LIVE = "live.bin"  # a RECORD for each row that came after the project was made
+RECORD = np.dtype([("time", "<f8"), ("check", "<u4"), ("bad", "u1"), ("radial", "<f4", (pixels.RADIAL,)),
+                   ("spots", "<f4", (pixels.SPOTS,))])
 EXAM = 200  # images
 _TOKEN = 43  # letters of 256 bits
 _LOOKED_AT = 16  # images that tell whether a source is still the same
 
 
 class Folder:
-    """One project on disk."""
+    """One project on disk. ``base`` rows were there when it was made, ``rows`` are known now."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
         self.source = str(about["source"])
         self.group: str | None = about["group"]
-        self.rows, self.seed = int(about["rows"]), int(about["seed"])
+        self.base, self.seed = int(about["rows"]), int(about["seed"])
+        self.grows = bool(about.get("grows"))  # it was followed as it grew
+        live = self.file(LIVE)
+        self.rows = self.base + (live.stat().st_size // RECORD.itemsize if live.exists() else 0)
         self.exam = np.asarray(about["exam"], np.int64)
 
     def file(self, name: str) -> Path:
@@ -50,6 +58,12 @@ class Folder:
     def feature(self, name: str) -> Path:
         """Where the features of this name are."""
         return self.path / FEATURES / f"{name}.npy"
+
+    def records(self) -> np.ndarray:
+        """What is known of the rows that came after the project was made."""
+        path = self.file(LIVE)
+        return np.memmap(path, RECORD, "r", shape=(self.rows - self.base,)) if self.rows > self.base else np.empty(
+            0, RECORD)
 
     def log(self) -> Log:
         """The log, with the journal that works here."""
@@ -86,13 +100,13 @@ def folder_for(source: str) -> Path:
     return Path(stem + ENDING)
 
 
-def open_folder(source: str, group: str | None, seed: int) -> Folder:
+def open_folder(source: str, group: str | None, seed: int, live: bool = False) -> Folder:
     """The project of a source; a new one if there is none yet."""
     path = folder_for(source)
     _refuse_others(path)
-    found = Source(source, group)
     if (path / PROJECT).exists():
-        return _again(path, source, found)
+        return _again(path, source, group, live)
+    found = Source(source, group, live)
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         path.chmod(0o700)
@@ -102,7 +116,8 @@ def open_folder(source: str, group: str | None, seed: int) -> Folder:
     count = min(EXAM, found.rows // 5)
     about = {"source": os.path.abspath(source), "group": group, "column": found.column, "rows": found.rows,
              "state": found.state(), "seed": seed, "exam": sorted(rng.permutation(found.rows)[:count].tolist()),
-             "looked_at": _look(found)}
+             "grows": live,
+             "looked_at": _look(found, np.linspace(0, found.rows - 1, _LOOKED_AT))}
     put(path / PROJECT, about)
     return Folder(path, about)
 
@@ -126,32 +141,37 @@ def _private(path: Path, text: str) -> None:
         raise LabelError(f"{path}: {error.strerror}", 507) from None
 
 
-def _again(path: Path, source: str, found: Source) -> Folder:
+def _again(path: Path, source: str, group: str | None, live: bool) -> Folder:
     try:
         about = json.loads((path / PROJECT).read_text())
         folder = Folder(path, about)
     except (OSError, ValueError, KeyError, TypeError):
         raise LabelError(f"{path / PROJECT} is damaged: put a copy back, or move {path} away to begin anew") from None
-    if found.state() == about["state"]:
+    found = Source(source, group, live or folder.grows)
+    if found.state() == about["state"] and live <= folder.grows:
         return folder
-    if found.rows != folder.rows:
+    folder.grows = folder.grows or live
+    if found.rows < folder.rows or (found.rows > folder.rows and not folder.grows):
         raise LabelError(f"{source} has changed: it has {found.rows} rows and had {folder.rows} when its labels were "
-                         f"made: put the old file back, or move {path} away to begin anew")
-    now = _look(found)
-    for row, check in about["looked_at"].items():
+                         f"made: put the old file back, or move {path} away to begin anew"
+                         + ("; if it grows, follow it with --live" if found.rows > folder.rows else ""))
+    known = dict(about["looked_at"])
+    if folder.rows > folder.base and not (last := folder.records()[-1])["bad"]:
+        known[str(folder.rows - 1)] = int(last["check"])
+    now = _look(found, known)
+    for row, check in known.items():
         if now.get(row) != check:
             raise LabelError(f"{source} has changed: row {row} is another image than when its labels were made: put "
                              f"the old file back, or move {path} away to begin anew")
-    about.update(state=found.state(), source=os.path.abspath(source))  # copied, or touched
+    about.update(state=found.state(), source=os.path.abspath(source), grows=folder.grows)  # copied, touched, grown
     put(path / PROJECT, about)
     return Folder(path, about)
 
 
-def _look(found: Source) -> dict[str, int]:
-    """Checksums of some images all over the source."""
-    rows = sorted({int(row) for row in np.linspace(0, found.rows - 1, _LOOKED_AT)})
+def _look(found: Source, some: Iterable[Any]) -> dict[str, int]:
+    """Checksums of some images."""
     checks = {}
-    for row in rows:
+    for row in sorted({int(row) for row in some}):
         try:
             checks[str(row)] = checksum_of(found.images([row])[0])
         except DataError:

@@ -14,9 +14,14 @@ _PIECE = 16384
 _BATCH = 4096  # more labels than this are learnt from in parts
 
 
-def standard(features: np.ndarray) -> np.ndarray:
-    """Every column with mean 0 and spread 1; far outliers are brought nearer."""
-    mean, spread = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64) + 1e-6
+def scale(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the spread of every column."""
+    return features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64) + 1e-6
+
+
+def standard(features: np.ndarray, by: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+    """Every column with mean 0 and spread 1, or in the ``scale`` of other rows; far outliers are brought nearer."""
+    mean, spread = by or scale(features)
     return np.ascontiguousarray(((features - mean) / spread).clip(-6, 6), np.float32)
 
 

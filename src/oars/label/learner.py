@@ -12,11 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from oars.label.head import Head, balanced, clusters, standard
+from oars.label.head import Head, balanced, clusters, scale, standard
 
 ENOUGH = 50  # labels, from which on features are compared
 SEPARATES = 0.15  # by so much the balanced accuracy must be better than chance
 CLUSTERS = 20
+
+
+class Rows:
+    """An array that becomes longer; what was read of it stays valid."""
+
+    def __init__(self, first: np.ndarray) -> None:
+        self._space, self._count = first, len(first)
+
+    @property
+    def values(self) -> np.ndarray:
+        """All rows so far."""
+        return self._space[:self._count]
+
+    def add(self, more: np.ndarray) -> None:
+        """Put rows at the end."""
+        count = self._count + len(more)
+        if count > len(self._space):
+            space = np.empty((2 * count, *self._space.shape[1:]), self._space.dtype)
+            space[:self._count] = self.values
+            self._space = space
+        self._space[self._count:count] = more
+        self._count = count
 
 
 class Guess:
@@ -26,22 +48,38 @@ class Guess:
         self.version, self.labels, self.name, self.features = version, labels, name, features
         self.head = head
         if head is not None:
-            chances = head.chances(features)
-            order = np.argsort(-chances, 1)[:, :2]
-            at = np.arange(len(features))
-            self.best, self.second = head.classes[order[:, 0]], head.classes[order[:, 1]]
-            self.p = chances[at, order[:, 0]]
-            self.margin = self.p - chances[at, order[:, 1]]
+            self.best, self.second, self.p, self.margin = self._of(head, features)
+
+    @staticmethod
+    def _of(head: Head, features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        chances = head.chances(features)
+        order = np.argsort(-chances, 1)[:, :2]
+        at = np.arange(len(features))
+        p = chances[at, order[:, 0]]
+        return head.classes[order[:, 0]], head.classes[order[:, 1]], p, p - chances[at, order[:, 1]]
+
+    def grow(self, features: np.ndarray) -> None:
+        """Think of the rows that have come since. Each array only becomes longer, so readers need no lock."""
+        new = features[len(self.features):]
+        if self.head is not None and len(new):
+            best, second, p, margin = self._of(self.head, new)
+            self.best, self.second = np.concatenate([self.best, best]), np.concatenate([self.second, second])
+            self.p, self.margin = np.concatenate([self.p, p]), np.concatenate([self.margin, margin])
+        self.features = features
 
 
 class Learner:
     """Fits in a thread of its own, always to the newest labels; ``told`` is called after each fit."""
 
     def __init__(self, candidates: dict[str, np.ndarray], chosen: str | None, seed: int,
-                 labelled: Callable[[], tuple[int, np.ndarray, np.ndarray]], told: Callable[[], None]) -> None:
-        self._raw, self._chosen, self.seed = candidates, chosen, seed
+                 labelled: Callable[[], tuple[int, np.ndarray, np.ndarray]], told: Callable[[], None],
+                 base: int | None = None) -> None:
+        self._raw = {name: Rows(values) for name, values in candidates.items()}
+        self._scales = {name: scale(values[:base]) for name, values in candidates.items()}  # later rows change nothing
+        self._chosen, self.seed = chosen, seed
         self._labelled, self._told = labelled, told
-        self._standard: dict[str, np.ndarray] = {}
+        self._growing = threading.RLock()
+        self._standard: dict[str, Rows] = {}
         self._norms: dict[str, np.ndarray] = {}
         self._scored_at = 0
         self.scores: dict[str, float] = {}
@@ -81,7 +119,7 @@ class Learner:
     @property
     def name(self) -> str:
         """The features in use."""
-        return self._guess.name if self._guess else self._first()
+        return self._guess.name if self._guess else self.first()
 
     @property
     def features(self) -> np.ndarray:
@@ -97,23 +135,38 @@ class Learner:
 
     def values(self, name: str) -> np.ndarray:
         """Features by name, standardised once."""
-        if name not in self._standard:
-            self._standard[name] = standard(self._raw[name])
-        return self._standard[name]
+        with self._growing:
+            if name not in self._standard:
+                self._standard[name] = Rows(standard(self._raw[name].values, self._scales[name]))
+            return self._standard[name].values
+
+    def grow(self, more: dict[str, np.ndarray]) -> None:
+        """Rows that have come after the last: their features, and what the model thinks of them."""
+        with self._growing:
+            for name, raw in self._raw.items():
+                if name in self._standard:
+                    self._standard[name].add(standard(more[name], self._scales[name]))
+                raw.add(more[name])
+            if self._guess is not None:
+                self._guess.grow(self.values(self._guess.name))
 
     def norms(self, name: str) -> np.ndarray:
         """The squared length of each row of these features; computed once, for it costs more than a search."""
-        if name not in self._norms:
-            self._norms[name] = np.einsum("ij,ij->i", self.values(name), self.values(name))
-        return self._norms[name]
+        values, known = self.values(name), self._norms.get(name, np.zeros(0, np.float32))
+        if len(known) < len(values):
+            new = values[len(known):]
+            self._norms[name] = known = np.concatenate([known, np.einsum("ij,ij->i", new, new)])
+        return known
 
     def groups(self) -> tuple[np.ndarray, np.ndarray]:
-        """Clusters of all rows, for when there is no model."""
-        if self._clusters is None:
-            self._clusters = clusters(self.values(self._first()), CLUSTERS, self.seed)
+        """Clusters of all rows, for when there is no model; made anew when there are twice as many rows."""
+        values = self.values(self.first())
+        if self._clusters is None or len(values) > 2 * len(self._clusters[0]):
+            self._clusters = clusters(values, CLUSTERS, self.seed)
         return self._clusters
 
-    def _first(self) -> str:
+    def first(self) -> str:
+        """The features in use before any labels say which are best."""
         return self._chosen or next(reversed(self._raw))  # the richest stands last
 
     def _go_on(self) -> None:
@@ -147,10 +200,13 @@ class Learner:
             some = np.isin(labels, kinds[counts >= 2])
             self.scores = {name: balanced(self.values(name)[rows[some]], labels[some]) for name in self._raw}
             self._scored_at = len(rows)
-        name = self._chosen or (max(self.scores, key=lambda one: self.scores[one]) if self.scores else self._first())
+        name = self._chosen or (max(self.scores, key=lambda one: self.scores[one]) if self.scores else self.first())
         features = self.values(name)
         head = Head(features[rows], labels) if len(kinds) > 1 else None
-        self._guess = Guess(version, len(rows), name, features, head)
+        guess = Guess(version, len(rows), name, features, head)
+        with self._growing:
+            guess.grow(self.values(name))  # what has come meanwhile
+            self._guess = guess
 
     def table(self) -> list[dict[str, Any]]:
         """The features and how well each separates the labels."""

@@ -30,8 +30,8 @@ _KEPT = 64 << 20  # bytes of thumbnails
 class Pictures:
     """Asks the child. Threads take turns."""
 
-    def __init__(self, source: str, group: str | None) -> None:
-        self._words = [sys.executable, "-m", "oars.label.pictures", source, *([group] if group else [])]
+    def __init__(self, source: str, group: str | None, grows: bool) -> None:
+        self._words = [sys.executable, "-m", "oars.label.pictures", json.dumps([source, group, grows])]
         self._child: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
         self._thumbs: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
@@ -55,24 +55,7 @@ class Pictures:
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write(json.dumps(question).encode() + b"\n")
         child.stdin.flush()
-        until = time.monotonic() + _SECONDS
-        head = b""
-        while not head.endswith(b"\n"):
-            head += self._some(child.stdout, 1, until)
-        found = json.loads(head)
-        data = bytearray()
-        while len(data) < found["bytes"]:
-            data += self._some(child.stdout, found["bytes"] - len(data), until)
-        return found, bytes(data)
-
-    @staticmethod
-    def _some(pipe: Any, size: int, until: float) -> bytes:
-        if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise EOFError
-        part = os.read(pipe.fileno(), size)
-        if not part:
-            raise EOFError
-        return part
+        return heard(child.stdout, _SECONDS)
 
     def _end(self) -> str:
         assert self._child is not None
@@ -104,35 +87,65 @@ class Pictures:
                 self._end()
 
 
+def heard(pipe: Any, seconds: float) -> tuple[dict[str, Any], bytes]:
+    """What a child says: a line of JSON, and the bytes that follow it."""
+    until = time.monotonic() + seconds
+    head = b""
+    while not head.endswith(b"\n"):
+        head += _some(pipe, 1, until)
+    found = json.loads(head)
+    data = bytearray()
+    while len(data) < found["bytes"]:
+        data += _some(pipe, found["bytes"] - len(data), until)
+    return found, bytes(data)
+
+
+def _some(pipe: Any, size: int, until: float) -> bytes:
+    if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+        raise EOFError
+    part = os.read(pipe.fileno(), size)
+    if not part:
+        raise EOFError
+    return part
+
+
 # ---- the child ------------------------------------------------------------------------------------------------------
+
+
+def begun() -> BinaryIO:
+    """Limits for a child that reads images; where it answers."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    return out
 
 
 def main(argv: list[str]) -> int:
     """Answer until the server goes."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    out = begun()
     from oars.label import pixels
     from oars.label.source import Source
 
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
     source: Source | None = None
     for line in sys.stdin:
         try:
             question = json.loads(line)
-            source = source or Source(argv[0], argv[1] if len(argv) > 1 else None)
+            source = source or Source(*json.loads(argv[0]))
+            if max(question.get("rows", [question.get("row", 0)])) >= source.rows:
+                source.grown()
             if question["what"] == "thumbs":
-                _say(out, {}, _thumbs(source, question["rows"], question["size"]))
+                say(out, {}, _thumbs(source, question["rows"], question["size"]))
                 continue
             image = source.images([question["row"]])[0]
             if question["what"] == "profile":
-                _say(out, {"profile": pixels.profile(image)}, b"")
+                say(out, {"profile": pixels.profile(image)}, b"")
                 continue
             flat = _plain(pixels.grey(image))
-            _say(out, {"height": flat.shape[0], "width": flat.shape[1], "dtype": flat.dtype.name}, flat.tobytes())
+            say(out, {"height": flat.shape[0], "width": flat.shape[1], "dtype": flat.dtype.name}, flat.tobytes())
         except Exception as error:  # of damaged data: the server goes on, and says it
             source = None if not isinstance(error, MemoryError) else source
-            _say(out, {"error": " ".join(str(error).split())[:500] or type(error).__name__}, b"")
+            say(out, {"error": " ".join(str(error).split())[:500] or type(error).__name__}, b"")
     return 0
 
 
@@ -157,7 +170,8 @@ def _plain(image: np.ndarray) -> np.ndarray:
     return image.astype("<f4")
 
 
-def _say(out: BinaryIO, found: dict[str, Any], data: bytes) -> None:
+def say(out: BinaryIO, found: dict[str, Any], data: bytes) -> None:
+    """An answer, as ``heard`` takes it."""
     out.write(json.dumps({**found, "bytes": len(data)}).encode() + b"\n" + data)
     out.flush()
 

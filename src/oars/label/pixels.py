@@ -14,6 +14,7 @@ THUMB = 64  # pixels on a side of the thumbnails that are kept
 _LARGEST = 384  # longer sides are pooled before features are computed
 _RINGS = range(4, 32)  # of 64 in half a side: inside is the beam stop, outside only corners
 _EXCESS = (1.5, 2.0, 2.5, 3.0, 4.0)  # standard deviations of photon noise, twice
+RADIAL, SPOTS = 3 * len(_RINGS), len(_EXCESS) + 3  # numbers of each image
 
 
 def grey(image: np.ndarray) -> np.ndarray:
@@ -124,7 +125,7 @@ def spots(image: np.ndarray, geometry: Geometry) -> np.ndarray:
     near[:-1] = np.maximum(near[:-1], values[1:])
     near[:, 1:] = np.maximum(near[:, 1:], values[:, :-1])
     near[:, :-1] = np.maximum(near[:, :-1], values[:, 1:])
-    found = np.zeros(len(_EXCESS) + 3, np.float32)
+    found = np.zeros(SPOTS, np.float32)
     if len(geometry.pixels) < 20:
         return found
     kept = np.minimum(values, near).ravel()[geometry.pixels]

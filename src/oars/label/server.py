@@ -57,7 +57,7 @@ class Server:
             "/api/boundary": self._boundary, "/api/map": self._map, "/api/map/colours": self._colours,
             "/api/near": self._near, "/api/thumbs": self._thumbs, "/api/image": self._image, "/api/about": self._about,
             "/api/exam": self._exam, "/api/audit": self._audit, "/api/disputes": self._disputes,
-            "/api/labels.csv": self._csv}
+            "/api/labels.csv": self._csv, "/api/live": self._live}
         gets |= {f"/page/{name}": functools.partial(self._file, name) for name in self.page}
         posts: dict[str, Handler] = {
             "/enter": self._enter, "/api/label": self._label, "/api/class": self._class,
@@ -149,9 +149,18 @@ class Server:
 
     def _state(self, request: Request) -> Any:
         serving = self.serving
-        return {"source": serving.folder.source, **self.desk.overview(self._who(request)), "live": False,
+        return {"source": serving.folder.source, **self.desk.overview(self._who(request)), "live": serving.follow,
                 "project": self.project, "image": serving.image, "progress": serving.progress,
-                "note": serving.note or (self.desk.learner.failed if self.desk.learner else None)}
+                "note": serving.note or (serving.live.note if serving.live else None)
+                or (self.desk.learner.failed if self.desk.learner else None)}
+
+    def _live(self, request: Request) -> Any:
+        if not self.serving.follow:
+            raise LabelError("nothing is followed: start oars label with --live", 404)
+        self.desk.ready()
+        if self.serving.live is None:
+            raise LabelError("following begins in a moment", 503)
+        return self.serving.live.overview()
 
     def _exam(self, request: Request) -> Any:
         return self.desk.next_exam()
@@ -209,7 +218,7 @@ class Server:
             if guess is not None:
                 still = state.open()
                 colours[still] = table[guess.best[still]] | 128
-        return Response(colours.tobytes(), media_type="application/octet-stream")
+        return Response(colours[:self.serving.mapped].tobytes(), media_type="application/octet-stream")
 
     def _audit(self, request: Request) -> Any:
         return self.serving.audits.draw(request.query_params.get("class", ""))

@@ -21,6 +21,7 @@ from oars.label.desk import Desk
 from oars.label.errors import LabelError
 from oars.label.folder import Folder
 from oars.label.layout import layout
+from oars.label.live import Live
 from oars.label.pictures import Pictures
 from oars.label.pixels import THUMB, pooled
 
@@ -31,12 +32,13 @@ _CSV = 2.0  # seconds after an action until labels.csv is written again
 class Serving:
     """One open project and everything that works for it."""
 
-    def __init__(self, folder: Folder, features: str, workers: int) -> None:
-        self.folder, self._wanted = folder, features
+    def __init__(self, folder: Folder, features: str, workers: int, follow: bool = False) -> None:
+        self.folder, self._wanted, self.follow = folder, features, follow
+        self.live: Live | None = None
         self.desk = Desk(folder, self.tell)
         self.audits = Audits(self.desk)
-        self.pictures = Pictures(folder.source, folder.group)
-        self.keys = export.Keys(folder.source, folder.group)
+        self.pictures = Pictures(folder.source, folder.group, folder.grows)
+        self.keys = export.Keys(folder)
         self.progress: dict[str, Any] | None = None
         self.note: str | None = None
         self.image: dict[str, Any] | None = None
@@ -56,7 +58,7 @@ class Serving:
 
     def tell(self, what: str) -> None:
         """Something has changed: all open pages hear of it."""
-        if what not in ("model", "progress"):
+        if what not in ("model", "progress", "live"):
             self._dirty.set()
         line = json.dumps({"event": self.desk.state.last if hasattr(self, "desk") else 0, "what": what})
         for loop, queue in list(self._queues):
@@ -83,6 +85,8 @@ class Serving:
                               if name != "bytes"}
             if all(path.exists() for path in finals_of(self.folder)) or self._read_all():
                 self._learn()
+                if self.follow and not self._ended.is_set():
+                    self.live = Live(self.desk, self.tell)
         except (LabelError, OSError, ValueError) as error:
             self.note = str(error)
         self.progress = None
@@ -115,7 +119,8 @@ class Serving:
                 self.tell("progress")
 
     def _learn(self) -> None:
-        raw = {name: np.load(self.folder.feature(name)) for name in NAMES}
+        later = self.folder.records()
+        raw = {name: np.concatenate([np.load(self.folder.feature(name)), later[name]]) for name in NAMES}
         candidates = {**raw, "spots+radial": np.concatenate([raw["spots"], raw["radial"]], 1)}
         chosen = None if self._wanted == "auto" else self._wanted
         if chosen is not None and chosen not in candidates:
@@ -129,7 +134,7 @@ class Serving:
 
     def thumbs(self, rows: list[int], side: int) -> np.ndarray:
         """Squares of 8 bits: the ones that are kept, or made now."""
-        if self._thumbs is not None and side <= THUMB:
+        if self._thumbs is not None and side <= THUMB and max(rows) < len(self._thumbs):
             kept = self._thumbs[rows]
             if THUMB % side == 0:
                 return np.stack([pooled(tile, side, "max") for tile in kept])
@@ -143,6 +148,11 @@ class Serving:
         if self._map is None and self._mapping.acquire(blocking=False):
             threading.Thread(target=self._make_map, daemon=True).start()
         return self._map
+
+    @property
+    def mapped(self) -> int | None:
+        """How many rows are on the map; those that have come since are not."""
+        return None if self._map is None else len(self._map)
 
     def _make_map(self) -> None:
         learner = self.desk.ready()
@@ -189,6 +199,8 @@ class Serving:
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
             self._child.wait()
+        if self.live is not None:
+            self.live.close()
         self.pictures.close()
         self.desk.close()
 

@@ -58,6 +58,13 @@ class State:
         self._undone: dict[str, list[int]] = {}
         self._history: dict[int, list[int]] = {}
 
+    def grow(self, count: int) -> None:
+        """Rows that have come after the last; none of them is of the exam."""
+        more = np.zeros(count, self.KNOWN)
+        more["label"] = -1
+        self.known = np.concatenate([self.known, more])
+        self.in_exam = np.concatenate([self.in_exam, np.zeros(count, bool)])
+
     # ---- classes -----------------------------------------------------------------------------------------------------
 
     def stands_for(self, number: int) -> int:

@@ -38,10 +38,10 @@ export function chart({ title, x, lines, xName = "", marks = [], bars = false, f
     if (fill) picture.append(draw("path", { d: `${path}L${across(last)} ${up(low)}L${across(first)} ${up(low)}Z`, class: "area", "--class": colour }));
     picture.append(draw("path", { d: path, class: "curve", "--class": colour }, draw("title", {}, name)));
   }
-  for (const mark of marks) {
+  for (const [number, mark] of marks.entries()) {  // their words stand below each other: they are often at one place
     const at = across(mark.x);
     picture.append(draw("line", { x1: at, x2: at, y1: TOP, y2: HIGH - LOW, class: "mark" }, draw("title", {}, mark.text)),
-      draw("text", { x: at, y: TOP + 8, class: at > WIDE / 2 ? "end marked" : "marked" }, ` ${mark.text} `));
+      draw("text", { x: at, y: TOP + 8 + 15 * (number % 6), class: at > WIDE / 2 ? "end marked" : "marked" }, ` ${mark.text} `));
   }
   return figure;
 }

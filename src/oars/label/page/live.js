@@ -29,16 +29,19 @@ export function live(app) {
 
   function show() {
     const { times, shares, changes, margins, densities, newest, rate, behind, processed } = now;
-    head.replaceChildren(make("h1", {}, `${thousands(processed)} images, ${Number(rate.toPrecision(3))} per second`),
-      make("p", { class: behind ? "warn" : "" }, behind ? `${count(behind, "image")} behind: they come faster than this machine looks at them.` : "It keeps up."));
+    head.replaceChildren(make("h1", {}, `${count(processed, "new image")}, ${Number(rate.toPrecision(3))} per second`),
+      make("p", { class: behind ? "warn" : "" }, behind ? `${count(behind, "image")} behind: they come faster than this machine looks at them.` : "It keeps up."),
+      make("p", {}, times.length ? null : margins.counts.length ? "Shares are shown from 25 new images on."
+        : "There is no model yet: label images of two classes, and their shares are shown here."));
     const drawn = [
-      chart({ title: "Share of each class", x: times, xName: "time", top: 1, yText: (value) => percent(value), xText: clock,
+      times.length ? chart({ title: "Share of each class", x: times, xName: "time", top: 1, yText: (value) => percent(value), xText: clock,
         lines: state.classes.filter(({ name }) => shares[name]).map(({ name }) => ({ name, y: shares[name],
           colour: colour(state.classes.findIndex((known) => known.name === name)) })),
-        marks: changes.map(({ time, class: name, from, to }) => ({ x: time, text: `${name} ${percent(from)} → ${percent(to)}` })) }),
-      chart({ title: "How sure the model is (margin)", x: margins.edges, lines: [{ name: "images", y: margins.counts, colour: "#1f9bde" }], bars: true, xName: "margin" }),
+        marks: changes.map(({ time, class: name, from, to }) => ({ x: time, text: `${name} ${percent(from)} → ${percent(to)}` })) }) : null,
+      margins.counts.length ? chart({ title: "How sure the model is (margin)", x: margins.edges, lines: [{ name: "images", y: margins.counts, colour: "#1f9bde" }],
+        bars: true, xName: "margin" }) : null,
       ...Object.entries(densities).map(([name, { x, y }]) => chart({ title: `Density of ${name}`, x, lines: [{ name, y, colour: "#1f9bde" }], fill: true })),
-    ];
+    ].filter(Boolean);
     charts.replaceChildren(...drawn);
     why = new Map(newest.map(({ row, why: text }) => [row, text]));
     const rows = newest.map(({ row }) => row);
