@@ -248,11 +248,11 @@ def test_layers_become_wider_at_once_and_are_cut_again(tmp_path):
 
 def test_layers_become_wider_when_the_loss_has_stopped_falling(tmp_path):
     one, two = (Run(tmp_path / f"on-{ranks}", "-n", ranks, "--widen", "body.*=96", "--widen-when", "plateau", MLP,
-                    EPOCHS="48", OARS_DIGEST="1") for ranks in (1, 2))
+                    EPOCHS="30", RATE="0", OARS_DIGEST="1") for ranks in (1, 2))
     assert one.code == two.code == 0, f"{one}\n{two}"
     steps = [event["step"] for run in (one, two) for event in run.events("widened")]
-    assert len(steps) == 2 and steps[0] == steps[1] and steps[0] >= 400 and steps[0] % 100 == 0
+    assert steps == [400, 400]
     losses = [line["loss"] for line in map(json.loads, (two.folder / "metrics.jsonl").read_text().splitlines())]
-    before, after = losses[steps[0] - 60:steps[0]], losses[steps[0]:steps[0] + 60]
-    assert abs(sum(after) / 60 - sum(before) / 60) < 0.05  # the network computed the same
+    before, after = losses[350:400], losses[400:450]
+    assert abs(sum(after) - sum(before)) / 50 < 0.05  # the network computed the same
     assert len(set(two.digests().values())) == 1
