@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="higgs/HIGGS.csv.gz")
@@ -28,6 +28,7 @@ parser.add_argument("--width", type=int, default=384)
 parser.add_argument("--rate", type=float, default=4e-3)
 parser.add_argument("--batch", type=int, default=256)
 parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--share", type=float, default=1.0, help="of the rows that an epoch takes, drawn anew for each")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--wrong", type=float, default=0.0, help="this share of the training labels is wrong")
 args = parser.parse_args()
@@ -55,7 +56,9 @@ if args.wrong:
 model = nn.Sequential(nn.Linear(21, args.width), nn.ReLU(), nn.Linear(args.width, args.width), nn.ReLU(),
                       nn.Linear(args.width, args.width), nn.ReLU(), nn.Linear(args.width, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=args.rate)
-loader = DataLoader(TensorDataset(train, labels), batch_size=args.batch, shuffle=True, drop_last=True)
+data = TensorDataset(train, labels)
+loader = DataLoader(data, args.batch, sampler=RandomSampler(data, num_samples=round(args.share * len(data))),
+                    drop_last=True)
 steps = args.epochs * len(loader)
 schedule = torch.optim.lr_scheduler.LambdaLR(
     optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1, step / steps))))

@@ -96,6 +96,7 @@ class Plan:
     # networks that change
     prune: Pruning | None = None
     widen: dict[str, int] = field(default_factory=dict)  # layers, as patterns -> how wide they become
+    widen_when: int = 10  # steps; 0: when the loss has stopped falling
     samples: str = "all"  # or thin: those that the network knows are left out now and then
     of_run: int = 0  # the steps of the whole run, where the user says them
     # stalls, snapshots, and runs that are part of another command

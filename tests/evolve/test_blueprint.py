@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def test_candidates_run_within_the_budget_and_are_not_run_twice(tmp_path):
     assert lines[0].startswith("oars: body.0 48, body.3 48: 0.") and lines[0].endswith(" FLOPs")
     assert lines[1].startswith("oars: body.0 40, body.3 40: 0.") and lines[1].endswith(" FLOPs") and not lines[2]
     assert sum(line.startswith("best ") for line in lines) == 1
-    assert "FLOPs in all; one run at the full widths takes" in lines[-2]
+    told = re.fullmatch(r"(.+) FLOPs in all; one run at the full widths takes (.+), a sweep of these 2 widths from the "
+                        r"beginning (.+)", lines[-2])
+    assert told and 0 < float(told[3]) < float(told[1]) < 2 * float(told[2])
     assert (tmp_path / "oars-runs" / "s" / "report.html").exists()
     runs = sorted(path.name for path in (tmp_path / "oars-runs").iterdir())
     again = oars(tmp_path, "evolve", "b.toml", "mlp.py", "--ranks", "2", "--name", "s", code=0, timeout=60)

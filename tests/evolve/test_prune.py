@@ -240,3 +240,19 @@ def test_layers_become_wider_at_once_and_are_cut_again(tmp_path):
         "pattern names it)\n")
     assert said(tmp_path, "run", "--widen", "body", MLP, code=2) == (
         "oars: --widen body is no layer and width: use a name or a pattern, as in 'body.*=384'\n")
+    assert said(tmp_path, "run", "--widen-when", "plateau", MLP, code=2) == (
+        "oars: --widen-when plateau is for --widen, which says how wide layers become: --widen 'body.*=384'\n")
+    assert said(tmp_path, "run", "--widen", "body.*=96", "--widen-when", "soon", MLP, code=2) == (
+        "oars: --widen-when soon is no time: use a number of steps, as in 500steps, or plateau\n")
+
+
+def test_layers_become_wider_when_the_loss_has_stopped_falling(tmp_path):
+    one, two = (Run(tmp_path / f"on-{ranks}", "-n", ranks, "--widen", "body.*=96", "--widen-when", "plateau", MLP,
+                    EPOCHS="30", RATE="0", OARS_DIGEST="1") for ranks in (1, 2))
+    assert one.code == two.code == 0, f"{one}\n{two}"
+    steps = [event["step"] for run in (one, two) for event in run.events("widened")]
+    assert steps == [400, 400]
+    losses = [line["loss"] for line in map(json.loads, (two.folder / "metrics.jsonl").read_text().splitlines())]
+    before, after = losses[350:400], losses[400:450]
+    assert abs(sum(after) - sum(before)) / 50 < 0.05  # the network computed the same
+    assert len(set(two.digests().values())) == 1

@@ -28,6 +28,7 @@ def test_the_same_samples_are_left_out_on_one_rank_and_on_two(tmp_path):
     assert len(set(two.digests().values())) == 1
     out = said(two.cwd, "show", "it", "--samples").splitlines()
     assert out[0].startswith("400 samples, 6 passes: ") and "samples never; the mean loss is" in out[0]
+    assert out[-2].startswith("never left out: ") and " more (left_out == 0 in oars-runs/it/samples.npz)" in out[-2]
     assert out[-1] == "oars-runs/it/samples.png" and (two.folder / "samples.png").exists()
     with np.load(one.folder / "samples.npz") as a, np.load(two.folder / "samples.npz") as b:
         assert (a["left_out"] == b["left_out"]).all() and np.allclose(a["losses"], b["losses"], atol=1e-3)

@@ -91,6 +91,16 @@ def test_overlap_hides_what_fits_behind_backward():
         assert 35e-3 - backward + least - 1e-9 <= cut <= 35e-3 - backward + least + late + 1e-9
 
 
+def test_runs_are_predicted_with_the_buckets_that_oars_sends_between_hosts():
+    machine = replace(FLAT, hop=Line((0, 1e9), (1e-4, 0.5)))
+    as_run, whole = replace(LOAD, buckets=0), replace(LOAD, buckets=1)
+    for hosts in (2, 4, 16):  # 100 MB in pieces of 1 MiB
+        cut = seconds(replace(LOAD, buckets=95), machine, hosts, "allreduce")
+        assert seconds(as_run, machine, hosts, "allreduce") == cut < seconds(whole, machine, hosts, "allreduce")
+    for hosts in (1, 17, 64):
+        assert seconds(as_run, machine, hosts, "allreduce") == seconds(whole, machine, hosts, "allreduce")
+
+
 def test_synchronous_ranks_wait_for_the_slowest_and_gossip_does_not():
     load = replace(LOAD, jitter=normal(0.05), nbytes=1.0, meetings=0)
     times = {n: seconds(load, FLAT, n, "allreduce") for n in (2, 16, 256, 4096)}

@@ -51,6 +51,8 @@ def add_options(verb: Parser) -> list[argparse.Action]:
         *add_prune(verb),
         add("--widen", metavar="LAYERS=W", action="append", default=[], help="the layers of this name or pattern have "
             "W units from the first steps on, and the network computes the same then: 'body.*=384'"),
+        add("--widen-when", metavar="WHEN", help="with --widen: after so many steps (default: 10steps), or when the "
+            "loss has stopped falling (plateau)"),
         add("--samples", choices=("all", "thin"), default="all", help="thin: leave out, unread, half of the "
             "samples whose last loss is below the mean; those of them that stay count twice (docs/evolve.md)"),
         add("--of-run", type=count_of("steps"), metavar="STEPS", help="with --samples thin: the steps of the "
@@ -118,7 +120,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         **together,
         "prune": prune_plan(args.prune, args.prune_when, args.prune_score, args.sync, args.wire, args.tf1),
-        "widen": widen_plan(args.widen, args.sync, args.wire, args.tf1),
+        **widen_plan(args.widen, args.widen_when, args.sync, args.wire, args.tf1),
         "guard": args.guard,
         "guard_every": args.guard_every or 0,
         "batch": args.batch,

@@ -137,12 +137,14 @@ def prune_plan(keep: str | None, when: str | None, score: str | None, sync: str 
     return plan
 
 
-def widen_plan(widen: list[str], sync: str, wire: str, tf1: bool) -> dict[str, int]:
-    """``--widen``; UsageError for what does not go together."""
+def widen_plan(widen: list[str], when: str | None, sync: str, wire: str, tf1: bool) -> dict[str, Any]:
+    """``--widen`` and ``--widen-when``; UsageError for what does not go together."""
     plan = schedule.widening(widen)
     if plan:
         check_evolving("--widen", sync, wire, tf1)
-    return plan
+    elif when is not None:
+        raise UsageError(f"--widen-when {when} is for --widen, which says how wide layers become: --widen 'body.*=384'")
+    return {"widen": plan, "widen_when": schedule.widening_when(when)}
 
 
 def check_evolving(option: str, sync: str, wire: str, tf1: bool) -> None:

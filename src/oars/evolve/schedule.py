@@ -14,7 +14,9 @@ from oars.plan import Pruning
 from oars.runfolder import UsageError
 
 CUTS = 8
-WIDEN_AT = 10  # steps: by then optimizers know what is large
+WIDEN_WHEN = "10steps"  # by then optimizers know what is large
+PLATEAU = 3  # means of LONGEST losses, one after the other, that are not lower than the lowest before ...
+LOWER = 0.01  # ... by this share
 SCORES = ("wv", "w", "random")
 WHEN = "0.5..3passes"
 STEP_OF_WIDTH = 8  # widths that are multiples of this compute fast; the last ones are
@@ -32,6 +34,14 @@ def widening(texts: list[str]) -> dict[str, int]:
             raise UsageError(f"--widen {text} is no layer and width: use a name or a pattern, as in 'body.*=384'")
         found[pattern] = int(wide)
     return found
+
+
+def widening_when(text: str | None) -> int:
+    """``--widen-when`` as an entry of the plan: steps, 0 for a plateau; UsageError for what it cannot be."""
+    given = re.fullmatch(r"([1-9]\d*)steps|plateau", text or WIDEN_WHEN)
+    if given is None:
+        raise UsageError(f"--widen-when {text} is no time: use a number of steps, as in 500steps, or plateau")
+    return int(given[1] or 0)
 
 
 def never() -> Pruning:
@@ -131,6 +141,8 @@ class Schedule:
         self._before: float | None = None  # the lowest loss before a cut: what each cut costs must not add up
         self._last = 0.0  # when the last cut was, in steps
         self._window = 20  # steps over which a loss is the mean
+        self._lowest: float | None = None  # mean of LONGEST losses
+        self._still = 0  # how many after it were not lower
 
     def step(self, loss: Any, rate: float | None) -> None:
         """The optimizer has stepped, with this loss (a detached tensor of one number, or None)."""
@@ -139,6 +151,15 @@ class Schedule:
             self._rate, self._peak = rate, max(rate, self._peak)
         if loss is not None:
             self._losses.append(loss.double())
+        if self.clock.steps % LONGEST == 0 and self._losses:
+            mean = sum(map(float, self._losses)) / len(self._losses)
+            lower = self._lowest is None or mean < self._lowest - LOWER * abs(self._lowest)
+            self._still = 0 if lower else self._still + 1
+            self._lowest = mean if self._lowest is None else min(mean, self._lowest)
+
+    def still(self) -> bool:
+        """Whether the loss has stopped falling."""
+        return self._still >= PLATEAU
 
     def _loss(self) -> float | None:
         """The mean of the last steps' losses."""
@@ -193,7 +214,7 @@ class Schedule:
         """What a snapshot holds of it."""
         return {"clock": self.clock.state(), "done": self.done, "over": self.over, "peak": self._peak,
                 "losses": [float(loss) for loss in self._losses], "before": self._before, "last": self._last,
-                "window": self._window}
+                "window": self._window, "lowest": self._lowest, "still": self._still}
 
     def restore(self, state: dict[str, Any], source: Pass) -> None:
         """Go on from a snapshot."""
@@ -201,3 +222,4 @@ class Schedule:
         self.done, self.over, self._peak, self._before = state["done"], state["over"], state["peak"], state["before"]
         self._last, self._window = state["last"], state["window"]
         self._losses = deque(state["losses"], LONGEST)
+        self._lowest, self._still = state["lowest"], state["still"]

@@ -19,7 +19,14 @@ import numpy as np
 
 from oars.exchange.allreduce import Exchange, Span
 
+_LEAST = 1 << 20  # bytes of a bucket
+_BUCKETS = 1000  # of an exchange, at most
 _MOST = 1 << 20  # buckets of an exchange; counts are of all exchanges
+
+
+def least_bytes(nbytes: int) -> int:
+    """How many bytes a bucket has at least, of an exchange of so many."""
+    return max(_LEAST, nbytes // _BUCKETS)
 
 
 class Early:

@@ -110,7 +110,8 @@ def evolve(path: Path, script: list[str], ranks: int, name: str | None) -> int:
         halving.race(others[:count], first.done, run, plan.pattern, plan.largest)
     else:
         print(f"oars: {each:.3g} of {plan.budget:.3g} FLOPs are spent: not enough for another candidate")
-    return _tell(plan, folder, [(trial, _result(plan, trial), _cost(trial, rows)) for trial in tried])
+    sweep = sum(2 * cuts.fixed_multiply_adds(trial.run.folder, first.done, rows) for trial in tried if trial.run)
+    return _tell(plan, folder, [(trial, _result(plan, trial), _cost(trial, rows)) for trial in tried], sweep)
 
 
 def _cost(trial: Trial, rows: float) -> float:
@@ -138,7 +139,7 @@ def _widths(folder: Path) -> str:
     return ", ".join(f"{name} {width}" for name, width in made[-1].widths.items()) if made else "no cut was made"
 
 
-def _tell(plan: Blueprint, folder: Path, tried: list[tuple[Trial, float | None, float]]) -> int:
+def _tell(plan: Blueprint, folder: Path, tried: list[tuple[Trial, float | None, float]], sweep: float) -> int:
     good = sorted((each for each in tried if each[1] is not None), key=lambda each: each[1] or 0.0,
                   reverse=plan.largest)
     rows = [["best" if each is good[0] else "", number(each[1]), f"{each[2]:.3g}", _widths(each[0].run.folder),
@@ -151,7 +152,8 @@ def _tell(plan: Blueprint, folder: Path, tried: list[tuple[Trial, float | None, 
     spent = sum(cost for _, _, cost in tried)
     runs = [each[0].run for each in tried if each[0].run is not None]
     whole = max((cuts.whole_multiply_adds(run.folder) for run in runs), default=0.0)
-    beside = f"{spent:.3g} FLOPs in all; one run at the full widths takes {2 * whole:.3g}"
+    beside = (f"{spent:.3g} FLOPs in all; one run at the full widths takes {2 * whole:.3g}, a sweep of these "
+              f"{len(tried)} widths from the beginning {sweep:.3g}")
     print(beside)
     charts = [loss_chart([each[0].run for each in good if each[0].run is not None])] if good else []
     write(folder / runfolder.REPORT, page(folder.name, [

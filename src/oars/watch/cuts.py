@@ -100,6 +100,12 @@ def whole_multiply_adds(folder: Path) -> float:
     return 3.0 * rows_a_step(folder) * steps * largest
 
 
+def fixed_multiply_adds(folder: Path, steps: int, rows: float) -> float:
+    """What a network of this run's last widths would have taken from the beginning."""
+    changes = [e for e in lines_of(folder / runfolder.EVENTS) if e["event"] in ("cut", "widened")]
+    return 3.0 * rows * steps * changes[-1]["operations"] if changes else 0.0
+
+
 def rows_a_step(folder: Path) -> float:
     """The samples of a usual step of a run that has ended."""
     steps = len(lines_of(folder / runfolder.METRICS))

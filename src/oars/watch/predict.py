@@ -93,7 +93,13 @@ def summary(training: Workload, machine: Machine, weak: bool) -> str:
     return (f"{training.name} on {machine.name}: {'weak' if weak else 'strong'} scaling, {size} a step; alone, a rank "
             f"takes {_time(training.work(training.rows))} for {number(training.rows)} samples and "
             f"{_time(training.update_seconds)} to update; {training.nbytes / 1e6:.4g} MB are exchanged in "
-            f"{training.buckets} bucket{'s' * (training.buckets > 1)}, with {training.meetings:.3g} meetings")
+            f"{_buckets(training.buckets)}, with {training.meetings:.3g} meetings")
+
+
+def _buckets(count: int) -> str:
+    if not count:
+        return "one piece on one host and in buckets during backward between hosts"
+    return f"{count} bucket{'s' * (count > 1)}"
 
 
 def checks(training: Workload, machine: Machine, seen: list[Seen]) -> list[str]:

@@ -29,6 +29,9 @@ def show(folder: Path) -> None:
     print("the hardest:")
     print(terminal.table(["sample", "last loss", "left out"],
                          [[f"{i}", f"{losses[i]:.4g}", f"{left_out[i]} times"] for i in order]))
+    never = np.flatnonzero(known & (left_out == 0))
+    shown = ", ".join(map(str, never[:MOST])) + (f" and {len(never) - MOST:,} more" if len(never) > MOST else "")
+    print(f"never left out: {shown or 'none'}" + (f" (left_out == 0 in {path})" if len(never) > MOST else ""))
     if len(pictures):
         print(_sheet(pictures, hardest, folder))
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oars.exchange.across import MOST
+from oars.exchange.early import least_bytes
 from oars.watch.machine import Machine
 from oars.watch.runs import WatchError
 from oars.watch.workload import Workload
@@ -69,10 +71,14 @@ class _Case:
         self.work = load.work(rows) / machine.at("speed", self.each)
         self.update = load.update_seconds / machine.at("memory", self.each)
         self.latency = machine.hop(0)
+        # Between few hosts, messages are direct, wait for none before them, and leave while backward goes on.
+        direct = 1 < self.nodes <= MOST
+        self.delay = 2 * self.latency if direct else 0.0
+        self.buckets = load.buckets or max(1, int(load.nbytes) // least_bytes(int(load.nbytes)) if direct else 1)
 
     def ready(self, bucket: int) -> float:
         """When a rank that is neither slow nor quick has this bucket's gradients (from 1 on)."""
-        share = self.load.forward + (1 - self.load.forward) * bucket / self.load.buckets
+        share = self.load.forward + (1 - self.load.forward) * bucket / self.buckets
         return self.update + self.work * share
 
     def meetings(self) -> float:
@@ -83,8 +89,13 @@ class _Case:
         return max(0.0, self.load.meetings - (2 if self.each > 1 else 0)) * one
 
     def across(self, nbytes: float) -> float:
-        """A ring between nodes."""
-        return 2 * (self.nodes - 1) * self.machine.hop(nbytes / self.nodes) if self.nodes > 1 else 0.0
+        """An exchange between nodes."""
+        return self.link(nbytes) + self.delay
+
+    def link(self, nbytes: float) -> float:
+        """How long it keeps a link busy: a ring; of few nodes that talk to each other directly, what the bytes take."""
+        latency = self.latency if self.delay else 0.0
+        return 2 * (self.nodes - 1) * (self.machine.hop(nbytes / self.nodes) - latency)
 
     def hop(self, nbytes: float) -> float:
         """A flat ring's round: the slowest link sets the pace."""
@@ -143,20 +154,20 @@ def _hierarchical(case: _Case, factors: np.ndarray) -> np.ndarray:
     load, steps = case.load, len(factors)
     empty = np.zeros((steps, case.nodes * case.each - case.ranks))
     slowest = np.concatenate([factors, empty], 1).reshape(steps, case.nodes, case.each).max(2)
-    nbytes = load.nbytes / load.buckets
-    on_node, across = case.machine.reduce(case.each, nbytes), case.across(nbytes)
+    nbytes = load.nbytes / case.buckets
+    on_node, link = case.machine.reduce(case.each, nbytes), case.link(nbytes)
     node_free, link_free = np.zeros((steps, case.nodes)), np.zeros(steps)
-    for bucket in range(1, load.buckets + 1):
+    for bucket in range(1, case.buckets + 1):
         node_free = np.maximum(node_free, slowest * case.ready(bucket)) + on_node
-        link_free = np.maximum(link_free, node_free.max(1)) + across
-    return link_free
+        link_free = np.maximum(link_free, node_free.max(1)) + link
+    return link_free + case.delay
 
 
 def _ring(case: _Case, factors: np.ndarray) -> np.ndarray:
     """One ring of all ranks: from the latest start on, all its rounds."""
     load, free = case.load, np.zeros(len(factors))
-    rounds = 2 * (case.ranks - 1) * case.hop(load.nbytes / load.buckets / case.ranks)
-    for bucket in range(1, load.buckets + 1):
+    rounds = 2 * (case.ranks - 1) * case.hop(load.nbytes / case.buckets / case.ranks)
+    for bucket in range(1, case.buckets + 1):
         free = np.maximum(free, factors.max(1) * case.ready(bucket)) + rounds
     return free
 
@@ -164,8 +175,8 @@ def _ring(case: _Case, factors: np.ndarray) -> np.ndarray:
 def _tree(case: _Case, factors: np.ndarray) -> np.ndarray:
     """Pairs, pairs of pairs and so on sum up to the first rank; the result goes back the same way."""
     load, free = case.load, np.zeros((len(factors), 1))
-    levels = case.levels(load.nbytes / load.buckets)
-    for bucket in range(1, load.buckets + 1):
+    levels = case.levels(load.nbytes / case.buckets)
+    for bucket in range(1, case.buckets + 1):
         at = np.maximum(free, factors * case.ready(bucket))
         for cost in levels:
             alone = at[:, -1:] if at.shape[1] % 2 else at[:, :0]

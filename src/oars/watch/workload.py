@@ -40,7 +40,7 @@ class Workload:
     update_seconds: float
     forward: float  # share of forward and backward that is over before the first gradients are there
     nbytes: float  # exchanged in a step
-    buckets: int  # in which they are exchanged, one by one, as backward goes on
+    buckets: int  # in which they are exchanged, one by one, as backward goes on; 0: as oars does between hosts
     meetings: float  # small collectives a step
     jitter: np.ndarray  # factors that a step's time varies by, of mean 1
     error: float  # standard deviation of what the times are off by, relative
@@ -154,7 +154,8 @@ def from_runs(seen: list[Seen], machine: Machine) -> Workload:
         name=first.run.what, batch=first.rows * first.ranks, rows=first.rows,
         work=through([s.rows for s in seen], work, sure),
         update_seconds=float(np.average(updates, weights=sure**2)), forward=first.forward,
-        nbytes=float(summary["exchange_bytes"]), buckets=1,
+        nbytes=float(summary["exchange_bytes"]),
+        buckets=0 if widest.on_node == widest.ranks or summary.get("ahead_bytes") else 1,
         meetings=float(summary.get("meetings") or MEETINGS) if widest.ranks > 1 else MEETINGS,
         jitter=np.sort(min((s.jitter for s in seen), key=np.std)), error=float(1 / np.sqrt(np.sum(sure**2))))
 

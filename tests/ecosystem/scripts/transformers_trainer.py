@@ -1,4 +1,6 @@
-"""transformers' Trainer: padded batches, accumulation, clipping, bf16, evaluation, checkpoints, the best model."""
+"""transformers' Trainer: padded batches, accumulation, clipping, evaluation, checkpoints, the best model; --bf16."""
+
+import sys
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ trainer = Trainer(
     model,
     TrainingArguments(
         "out", num_train_epochs=2, per_device_train_batch_size=8, gradient_accumulation_steps=2, max_grad_norm=0.5,
-        bf16=True, use_cpu=True, eval_strategy="epoch", save_strategy="epoch", save_total_limit=1,
+        bf16="--bf16" in sys.argv, use_cpu=True, eval_strategy="epoch", save_strategy="epoch", save_total_limit=1,
         load_best_model_at_end=True, metric_for_best_model="accuracy", logging_steps=2, report_to="none"),
     train_dataset=parts["train"], eval_dataset=parts["test"], data_collator=DataCollatorWithPadding(tokenizer),
     compute_metrics=metrics)

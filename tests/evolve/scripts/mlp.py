@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 model = Net()
 average = copy.deepcopy(model).eval()
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=float(os.environ.get("RATE", "2e-3")))
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=32, shuffle=True)
 if os.path.exists("old.pt"):

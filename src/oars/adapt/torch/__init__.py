@@ -62,7 +62,7 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
         from oars.adapt.torch.pruning import Pruner
 
         modes.add(seams.PRUNED)
-        ctx.pruner = Pruner(plan.prune, plan.widen)
+        ctx.pruner = Pruner(plan.prune, plan.widen, plan.widen_when)
     if plan.samples == "thin":
         from oars.adapt.torch.thin import Thinner
 

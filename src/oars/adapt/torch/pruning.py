@@ -29,6 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from oars import runfolder
 from oars.adapt.python import random
+from oars.adapt.python.clock import perf_counter
 from oars.adapt.replay.tape import tape
 from oars.adapt.torch.context import ctx
 from oars.adapt.torch.replay import state as capture
@@ -57,10 +58,10 @@ class Model:
 class Pruner:
     """One rank's part; ``ctx.pruner``."""
 
-    def __init__(self, plan: Pruning | None, widen: dict[str, int]) -> None:
+    def __init__(self, plan: Pruning | None, widen: dict[str, int], widen_when: int) -> None:
         self.plan = plan or schedule.never()
         self.schedule, self.cuts, self.widen = schedule.Schedule(self.plan), plan is not None, widen
-        self.widened = not widen
+        self.widened, self.widen_when = not widen, widen_when
         self.models: list[Model] = []
         self.inside = 0  # a call of a model is under way
         self.passes: WeakKeyDictionary[Any, schedule.Pass] = WeakKeyDictionary()
@@ -109,7 +110,8 @@ class Pruner:
             rate = optimizer.param_groups[0].get("lr")
             self.schedule.step(loss, float(rate) if isinstance(rate, (int, float)) else None)
         if not self.widened:
-            if self.schedule.clock.steps >= schedule.WIDEN_AT:
+            steps = self.schedule.clock.steps
+            if steps >= self.widen_when if self.widen_when else steps % schedule.LONGEST == 0:
                 self._meet()
         elif self.cuts and (not self.examined or self.schedule.due()):
             self._meet()
@@ -122,6 +124,7 @@ class Pruner:
 
     def _meet(self) -> None:
         """All ranks: the first one decides, each does it."""
+        began = perf_counter()
         if ctx.world is None:
             told = self._decide()
         else:
@@ -137,7 +140,7 @@ class Pruner:
             self.schedule.end(told["over"])
             ctx.record.notice(told["over"])
         if "cuts" in told:
-            self._cut(told["cuts"], told["event"])
+            self._cut(told["cuts"], told["event"], began)
 
     def _decide(self) -> dict[str, Any]:
         try:
@@ -145,7 +148,7 @@ class Pruner:
                 if capture.to_be_differentiated():
                     return {}
                 if not self.widened:
-                    return self._widen()
+                    return self._widen() if self.widen_when or self.schedule.still() else {}
                 if not self.examined:
                     return self._examine()
                 if not self.schedule.bears():
@@ -251,7 +254,7 @@ class Pruner:
                     worth = worth * moment
         return worth
 
-    def _cut(self, cuts: dict[int, Cut], event: dict[str, Any]) -> None:
+    def _cut(self, cuts: dict[int, Cut], event: dict[str, Any], began: float) -> None:
         before = sum(p.numel() for model in self._trained() for p in model.module.parameters())
         for number, each in cuts.items():
             self.apply(self.models[number], each)
@@ -262,7 +265,8 @@ class Pruner:
                   for number, model in enumerate(self._trained()) for name, indices in _widths(model.module)}
         parameters = sum(p.numel() for model in self._trained() for p in model.module.parameters())
         self.events.append({"step": ctx.record.steps, "operations": after, "widths": widths,
-                            "parameters_before": before, "parameters": parameters, **event})
+                            "parameters_before": before, "parameters": parameters,
+                            "milliseconds": round(1e3 * (perf_counter() - began), 3), **event})
         self._tell()
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import ctx
-from oars.exchange.early import Early
+from oars.exchange.early import Early, least_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from oars.adapt.torch.backward.flat_buffers import Packing
     from oars.exchange.allreduce import Exchange
 
-_BUCKET = 1 << 20  # bytes: a bucket has at least so many
-_BUCKETS = 1000  # of an exchange, at most
 _PATIENCE = 3  # exchanges, one after the other, that were not as learnt: then it is learnt anew
 _REST = 256  # exchanges, at most, before that
 
@@ -158,7 +156,7 @@ class Ahead:
     def learn(self, packing: Packing, serials: list[int]) -> None:
         """On all ranks these leaves got their gradients in this order."""
         places = {serial: i for i, serial in enumerate(packing.serials)}
-        least = max(_BUCKET, packing.nbytes // _BUCKETS)
+        least = least_bytes(packing.nbytes)
         self._packing, self._buckets, size = packing, [[]], 0
         for serial in serials:
             if size >= least:
