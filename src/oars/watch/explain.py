@@ -115,8 +115,9 @@ def places(run: Run) -> list[Place]:
 def _gathers(run: Run) -> Iterator[Place]:
     for gather in run.summary.get("gathers") or []:
         at, _, operation = str(gather["site"]).partition(" ")
-        yield Place(float(gather["seconds"]), False, at,
-                    f"gathered for {operation}: {gather['times']:,} times, {size(gather['bytes'])}", _advice(operation))
+        often = f"{gather['times']:,} times" if gather["times"] > 1 else "once"
+        yield Place(float(gather["seconds"]), False, at, f"gathered for {operation}: {often}, {size(gather['bytes'])}",
+                    _advice(operation))
 
 
 def _advice(operation: str) -> str:
@@ -173,12 +174,11 @@ def step_time(run: Run) -> list[str]:
         parts = {"computing": spent.model, "exchange": spent.exchange}
     shares = ", ".join(f"{name} {100 * seconds / spent.total:.1f} %" for name, seconds in parts.items())
     lines.append(f"a step took {1000 * step:.3g} ms: {shares}")
-    talked = {t.rank: t.seconds["exchange"] for t in run.times}
-    if len(talked) > 1 and sum(talked.values()):
-        last = min(talked, key=lambda rank: talked[rank])
-        waited = sum(talked.values()) / len(talked) - talked[last]
+    if len(run.times) > 1:
+        last = min(run.times, key=lambda t: t.seconds["exchange"])
+        waited = sum(t.seconds["exchange"] for t in run.times) / len(run.times) - last.seconds["exchange"]
         if waited > WAITING * spent.total:
-            lines.append(f"{100 * waited / spent.total:.1f} % of the step, or more, was waiting for rank {last}, the "
+            lines.append(f"{100 * waited / spent.total:.1f} % of the step, or more, was waiting for rank {last.rank}, the "
                          "slowest")
     return lines
 
