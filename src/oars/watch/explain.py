@@ -178,8 +178,8 @@ def step_time(run: Run) -> list[str]:
         last = min(run.times, key=lambda t: t.seconds["exchange"])
         waited = sum(t.seconds["exchange"] for t in run.times) / len(run.times) - last.seconds["exchange"]
         if waited > WAITING * spent.total:
-            lines.append(f"{100 * waited / spent.total:.1f} % of the step, or more, was waiting for rank {last.rank}, the "
-                         "slowest")
+            lines.append(f"{100 * waited / spent.total:.1f} % of the step, or more, was waiting for rank {last.rank}, "
+                         "the slowest")
     return lines
 
 
