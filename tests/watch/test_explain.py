@@ -133,6 +133,14 @@ def test_the_batch_from_which_it_would_pay_is_where_it_does(place, tmp_path):
     assert "more ranks would gain" in explain.verdict(quick)[-1] and "would pay" not in "".join(explain.verdict(quick))
 
 
+def test_one_rank_tells_whether_its_steps_are_too_short(place, tmp_path):
+    source = place / "oars-runs/look"
+    short = left(tmp_path / "a/short", source, ranks=1, phases={"forward": 0.2, "backward": 0.4})
+    assert explain.verdict(short)[0].startswith("more ranks would not gain: of two ranks each would compute 3 ms in a ")
+    long = left(tmp_path / "b/long", source, ranks=1, phases={"forward": 2, "backward": 4})
+    assert explain.verdict(long) == ["whether more ranks would gain is seen with a run on two: oars run -n 2"]
+
+
 def test_runs_on_other_numbers_of_ranks_are_compared(place, tmp_path):
     source = place / "oars-runs/look"
     two = left(tmp_path / "two", source, phases={"backward": 9, "exchange": 1})

@@ -189,12 +189,15 @@ def verdict(run: Run) -> list[str]:
     if run.rate:
         lines = [f"measured: {other.name} made {number(other.rate)} samples/s on {_width(other)}; this run made "
                  f"{run.rate / other.rate:.2f} times as many on {_width(run)}" for other in beside if other.rate]
+    spent = _spent(run)
     if ranks < 2:
+        half = (spent.data + spent.model) / 2 / spent.steps if spent is not None and spent.steps >= FEWEST else SHORT
+        if half < SHORT:
+            return [*lines, *_too_short(half, "of two ranks each would compute")]
         return [*lines, "whether more ranks would gain is seen with a run on two: oars run -n 2"]
     if run.summary.get("split") is False:
         return [*lines, "more ranks would not gain: each of them would do all of the work"
                 + ", until what stands above is changed" * bool(places(run))]
-    spent = _spent(run)
     if spent is None or spent.steps < FEWEST:
         return [*lines, f"whether more ranks would gain cannot be said: {FEWEST} steps are needed for that"]
     one = next((other.rate for other in beside if other.ranks == 1), None)
@@ -216,10 +219,7 @@ def _estimate(run: Run, spent: Spent, ranks: int, measured: float | None) -> lis
     gain = measured or (ranks * shared + alike) / spent.total
     more = spent.total / (shared / 2 + alike + spent.exchange)
     if shared < SHORT * spent.steps:
-        computed = 1000 * shared / spent.steps
-        return [f"more ranks would not gain: a rank computes {computed:.2g} ms in a step, and calls take most of that, "
-                "however few the rows",
-                f"it may pay where a rank computes {1000 * SHORT:.0f} ms or more: with a larger batch or network"]
+        return _too_short(shared / spent.steps, "a rank computes")
     lines = []
     if not measured:
         lines.append(f"estimated: {ranks} ranks make {gain:.1f} times the samples/s of one rank with as many threads")
@@ -233,6 +233,12 @@ def _estimate(run: Run, spent: Spent, ranks: int, measured: float | None) -> lis
             lines.append(f"it would pay from batches of about {_batch(run, times)} on (a larger batch is another "
                          "training: see --batch keep and --scale-lr)")
     return lines
+
+
+def _too_short(seconds: float, who: str) -> list[str]:
+    return [f"more ranks would not gain: {who} {1000 * seconds:.2g} ms in a step, and calls take most of that, "
+            "however few the rows",
+            f"it may pay where a rank computes {1000 * SHORT:.0f} ms or more: with a larger batch or network"]
 
 
 def _batch(run: Run, times: float) -> str:
