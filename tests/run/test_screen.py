@@ -165,8 +165,9 @@ def test_a_run_in_which_nothing_was_split_says_so(tmp_path):
     (tmp_path / "rows.py").write_text(textwrap.dedent(TRAINING).replace("HERE", "x @ self.w"))
     says = {name: oars(tmp_path, "run", "-n", "2", "--name", name, f"{name}.py", code=0).stderr
             for name in ("plain", "whole", "rows")}
-    assert "oars: nothing was split: every rank did all of the work" in says["plain"]
-    assert "oars: no step was split: every rank did all of the work" in says["whole"]
+    assert "oars: nothing was split: every rank did all of the work (oars splits batches in " in says["plain"]
+    assert ("oars: no step was split: every rank did all of the work (why, and what to change: oars explain whole)\n"
+            in says["whole"])
     assert "split: every rank" not in says["rows"]
     split = {name: json.loads((tmp_path / "oars-runs" / name / "summary.json").read_text())["split_steps"]
              for name in says}

@@ -232,7 +232,8 @@ class Meet:
         self.check_plan()
         if self.plan.sync == "local":
             self.record.notice("in a training loop of the script, gradients are averaged at every step, as with --sync "
-                               "allreduce: --sync local is for fit and train_on_batch")
+                               "allreduce: --sync local is for fit and train_on_batch",
+                               "train by fit or train_on_batch, or leave out --sync local", "exchange")
         averaged = self.mean(array, coded)
         if step and not self.fitting:
             self.step(None, 0)

@@ -39,6 +39,7 @@ class Record:
         self.losses = 0  # ranks that died
         self.joined = 0  # ranks that came later
         self.gathers: dict[str, list[float]] = {}  # "file:line operation" -> [times, seconds, bytes]
+        self.replicated: dict[str, list[float]] = {}  # "file:line model" -> [times, seconds, those with gradients]
         self.interrupted = False  # Ctrl-C was pressed; for an adapter that polls, see ``polls``
         self.taken = False  # KeyboardInterrupt was raised for it
         self.polls = False  # set by an adapter that looks at ``interrupted`` and will raise on all ranks together
@@ -140,15 +141,18 @@ class Record:
         known = {rank for event in lost for rank in event["ranks"]}
         self._write_events([line for ranks, line in self._losses if not known.issuperset(ranks)])
 
-    def notice(self, text: str) -> None:
-        """Tell the user one line, once per distinct text."""
+    def notice(self, text: str, change: str = "", lost: str = "") -> None:
+        """Tell the user one line, once per distinct text. Where it costs time, ``oars explain`` needs to know what the
+        user can ``change``, and of which time most is ``lost``: ``data``, ``model`` or ``exchange``."""
         if text not in self._said:
             self._said.add(text)
             if debug.on:
                 debug.say(f"notice: {text}")
             if self.played:
                 return
-            self.event("notice", text=text)
+            at = self._world.site() if change and self._world is not None else ""
+            why = {"change": change, "lost": lost, "at": at}
+            self.event("notice", text=text, **{name: value for name, value in why.items() if value})
             print(f"oars: {text}", file=sys.__stderr__, flush=True)  # every rank has its own; the voice's is shown
 
     def gather(self, site: str, seconds: float, nbytes: int) -> None:
@@ -157,6 +161,13 @@ class Record:
         entry[0] += 1
         entry[1] += seconds
         entry[2] += nbytes
+
+    def alike(self, site: str, seconds: float, tracked: bool) -> None:
+        """Every rank did the same at ``site`` (``file:line model``); if it is ``tracked``, a backward follows."""
+        entry = self.replicated.setdefault(site, [0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += seconds
+        entry[2] += seconds * tracked
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to ``events.jsonl``."""
@@ -275,6 +286,10 @@ class Record:
             "gathers": [
                 {"site": site, "times": int(times), "seconds": spent, "bytes": int(nbytes)}
                 for site, (times, spent, nbytes) in self.gathers.items()
+            ],
+            "replicated": [
+                {"site": site, "times": int(times), "seconds": spent, "tracked_seconds": tracked}
+                for site, (times, spent, tracked) in self.replicated.items()
             ],
         }
         (self.folder / runfolder.SUMMARY).unlink(missing_ok=True)

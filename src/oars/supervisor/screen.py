@@ -17,7 +17,9 @@ from typing import Any
 from oars import runfolder
 from oars.plan import Plan
 from oars.rank.notebook_file import is_notebook
-from oars.watch import cuts
+from oars.watch import cuts, explain
+from oars.watch.facts import size
+from oars.watch.runs import Run
 
 SILENT_FOR = 0.3  # seconds without output before the status line may appear
 REDRAW_EVERY = 0.25
@@ -205,8 +207,11 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
     lines = [", ".join([*parts, str(folder)])]
     if ranks > 1 and not code and not summary.get("split", True):
         nothing = "no step was split" if summary["steps"] else "nothing was split"
-        lines.append(f"{nothing}: every rank did all of the work (oars splits batches in PyTorch, Keras, and "
-                     "TensorFlow 1 sessions under --tf1)")
+        why = explain.SPLITS
+        if explain.places(Run(folder)):
+            name = folder.name if folder.parent == Path(runfolder.RUNS) else folder
+            why = f"why, and what to change: oars explain {name}"
+        lines.append(f"{nothing}: every rank did all of the work ({why})")
     for gather in sorted(summary["gathers"], key=lambda gather: -gather["seconds"]):
         if seconds and gather["seconds"] > 0.02 * seconds:
             where, _, operation = gather["site"].partition(" ")
@@ -214,20 +219,13 @@ def closing_lines(folder: Path, plan: Plan, code: int) -> list[str]:
             if gather["seconds"] > seconds:  # the time of steps: much was before them, or behind
                 share = f"{gather['seconds']:.1f} s"
             lines.append(f"gathered at {where} ({operation}): {share}, {gather['times']:,} times, "
-                         f"{_size(gather['bytes'])}")
+                         f"{size(gather['bytes'])}")
     copy = folder / runfolder.executed(plan.script)
     if is_notebook(plan.script, plan.module) and copy.exists():
         lines.append(f"the executed notebook: {copy}")
     if plan.prune is not None and not code:
         lines.append(cuts.closing(folder))
     return lines
-
-
-def _size(nbytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes} bytes"
 
 
 def complain(line: str) -> None:

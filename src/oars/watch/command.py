@@ -16,8 +16,9 @@ def main(argv: list[str]) -> int:
     """Do what the command line says and return the exit code."""
     verb = argv[0]
     try:
-        return {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "scale": _scale,
-                "sweep": _sweep, "evolve": _evolve, "board": _board, "predict": _predict}[verb](argv[1:])
+        return {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "explain": _explain,
+                "scale": _scale, "sweep": _sweep, "evolve": _evolve, "board": _board,
+                "predict": _predict}[verb](argv[1:])
     except WatchError as error:
         print(f"oars: {error}", file=sys.stderr)
         return 2
@@ -96,6 +97,15 @@ def _report(argv: list[str]) -> int:
     out = Path(args.o) if args.o else Path(runfolder.REPORT) if len(found) > 1 else found[0].folder / runfolder.REPORT
     report(found, out)
     print(out)
+    return 0
+
+
+def _explain(argv: list[str]) -> int:
+    args = verbs.parser("explain").parse_args(argv)
+    run = runs_.find(args.run)
+    from oars.watch import explain
+
+    explain.show(run)
     return 0
 
 

@@ -7,6 +7,8 @@ import time
 
 from oars.watch.runs import Run
 
+PAYS = 1.1  # twice the ranks must give so many times the samples a second
+
 
 def facts(run: Run, going: set[int]) -> dict[str, str]:
     """The columns of ``oars compare`` and the first table of a report."""
@@ -45,6 +47,14 @@ def number(value: object) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes to read."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes} bytes"
 
 
 def when(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from oars.watch import svg, terminal
 from oars.watch.chart import Chart, Series
-from oars.watch.facts import number
+from oars.watch.facts import PAYS, number
 from oars.watch.machine import Machine, find
 from oars.watch.report import html_table, page, write
 from oars.watch.runs import WatchError
@@ -24,7 +24,6 @@ from oars.watch.workload import Seen, Workload, load
 
 SEEDS = 16  # simulations behind a band; half as many from MANY ranks on, where each costs more and differs less
 MANY = 10_000
-PAYS = 1.1  # twice the ranks must give so many times the samples a second
 HEAD = ["ranks", "nodes", "step", "80 % band", "formula", "samples/s", "speedup", "efficiency", "computing"]
 
 

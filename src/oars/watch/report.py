@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from oars.watch import cuts, svg
+from oars.watch import cuts, explain, svg
 from oars.watch.curves import charts, described, slow_ranks
 from oars.watch.facts import facts
 from oars.watch.runs import Run, WatchError, locked
@@ -77,14 +77,18 @@ def _one(run: Run) -> list[str]:
         body += ["<h2>Cuts</h2>", html_table(cuts.HEAD, made)]
     body += _times(run) or ["<p class=note>Where the time went was not recorded.</p>"]
     body += _events(run)
-    gathers = run.summary.get("gathers") or []
-    if gathers:
-        body += ["<h2>Gathers</h2>", html_table(["where", "times", "seconds", "bytes"], [
-            [str(g["site"]), f"{g['times']:,}", f"{g['seconds']:.3g}", f"{g['bytes']:,}"] for g in gathers])]
+    body += _split(run)
     plan = {k: v for k, v in run.written.items() if k != "versions"}
     body += ["<h2>Configuration</h2>", f"<pre>{escape(json.dumps(plan, indent=1))}</pre>", "<h2>Environment</h2>",
              html_table(["", ""], [[str(k), str(v)] for k, v in run.plan.versions.items()])]
     return body
+
+
+def _split(run: Run) -> list[str]:
+    above, rows, below = explain.section(run)
+    table = [html_table(["cost", "where", "what was not split", "to change"], rows)] if rows else []
+    return ["<h2>What was split</h2>", *(f"<p>{escape(line)}</p>" for line in above), *table,
+            *(f"<p>{escape(line)}</p>" for line in below)]
 
 
 def _times(run: Run) -> list[str]:

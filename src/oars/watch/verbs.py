@@ -13,6 +13,7 @@ _USAGE = {
     "show": "RUN [-o FILE] [--samples]",
     "compare": "RUN RUN … [-o FILE]",
     "report": "RUN … [-o FILE]",
+    "explain": "RUN",
     "scale": "(script.py | -m module) -n N,N,… [options] [-- script's arguments]",
     "sweep": "(script.py | -m module) --set NAME=VALUES … [options] [-- script's arguments]",
     "evolve": "blueprint.toml script.py [options] [-- script's arguments]",
@@ -31,6 +32,7 @@ _EXAMPLES = {
     "show": "oars show train-20260102-120000\n  oars show oars-runs/big -o curves.png",
     "compare": "oars compare small big -o both.svg",
     "report": "oars report train-20260102-120000     # writes report.html into the run folder",
+    "explain": "oars explain train-20260102-120000",
 }
 
 
@@ -64,6 +66,10 @@ def _report(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or their names under {TOP}")
     parser.add_argument("-o", metavar="FILE",
                         help="where to (default: report.html in the run folder; for several runs, here)")
+
+
+def _explain(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help=f"a run folder, or its name under {TOP}")
 
 
 def _scale(parser: Parser) -> None:
@@ -131,8 +137,8 @@ def _output(parser: Parser) -> None:
     parser.add_argument("-o", metavar="FILE", help="also write the curves to FILE: .svg, .png or .pdf")
 
 
-_ARGUMENTS = {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "scale": _scale, "sweep": _sweep,
-              "evolve": _evolve, "predict": _predict, "board": _board}
+_ARGUMENTS = {"runs": _runs, "show": _show, "compare": _compare, "report": _report, "explain": _explain,
+              "scale": _scale, "sweep": _sweep, "evolve": _evolve, "predict": _predict, "board": _board}
 
 
 def _count(text: str) -> int:

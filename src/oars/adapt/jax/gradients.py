@@ -84,7 +84,8 @@ def of_whole_models(plain: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def whole(*args: object, **kwargs: object) -> Any:
             if meet.keras_on_jax and not meet.inside:
-                meet.record.notice(f"models in jax.{plain.__name__} run replicated on every rank (correct, not faster)")
+                meet.record.notice(f"models in jax.{plain.__name__} run replicated on every rank (correct, not faster)",
+                                   f"call the model outside of jax.{plain.__name__}", "model")
             with inside():
                 return function(*args, **kwargs)
 

@@ -33,6 +33,7 @@ def install(keras: ModuleType, world: World | None, plan: Plan, record: Record) 
         meet.check_plan()
         if backend not in ("torch", "tensorflow", "jax"):
             record.notice(f"Keras on {backend} runs replicated on every rank (correct, not faster): "
-                          "only the backends torch, tensorflow and jax are split")
+                          "only the backends torch, tensorflow and jax are split",
+                          "set KERAS_BACKEND to torch, tensorflow or jax", "model")
         meet.keras_on_jax = backend == "jax"
     seams.install(backend, world is not None, plan)

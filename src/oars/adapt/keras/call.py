@@ -65,7 +65,9 @@ def whole(model: keras.Model, args: tuple, kwargs: dict) -> str:
 
 def say_whole(model: keras.Model, reason: str) -> None:
     """One line."""
-    meet.record.notice(f"the model {model.name} runs replicated on every rank (correct, not faster): {reason}")
+    meet.record.notice(f"the model {model.name} runs replicated on every rank (correct, not faster): {reason}",
+                       "change the layer or the loss that the reason is about, so that each row is computed by itself",
+                       "model")
 
 
 def _way(args: object, kwargs: object) -> Any:

@@ -30,4 +30,5 @@ def install(tf: ModuleType, world: World, plan: Plan, record: Record) -> None:
     tf.random.set_seed(common_seed("tensorflow"))
     seams.install()
     when_imported("tf_keras", lambda _: record.notice(
-        "tf_keras (Keras 2) runs replicated on every rank (correct, not faster): only Keras 3 is split"))
+        "tf_keras (Keras 2) runs replicated on every rank (correct, not faster): only Keras 3 is split",
+        "use Keras 3: import keras, and unset TF_USE_LEGACY_KERAS", "model"))

@@ -22,7 +22,8 @@ def exchanged(grads: Any, sources: Any) -> Any:
     if meet.inside or meet.separate:
         return grads
     if not meet.calls:
-        meet.record.notice("a gradient without a Keras model: every rank computes all of it (correct, not faster)")
+        meet.record.notice("a gradient without a Keras model: every rank computes all of it (correct, not faster)",
+                           "make the variables the weights of a keras.Model, and call it", "model")
         return grads
     if tf.executing_eagerly() and not meet.partial:  # they are complete (``eager``)
         if not meet.fitting:

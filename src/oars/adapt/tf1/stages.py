@@ -99,7 +99,9 @@ def _check_streams(cut: Cut) -> None:
 
 def _say_whole(reason: str) -> None:
     meet.record.notice("a session's training is not split, every rank computes all of it (correct, not faster): "
-                       f"{reason}")
+                       f"{reason}",
+                       "feed the batch through placeholders whose first dimension is open ([None, …]), all with the "
+                       "same number of rows; keep loops, and conditions that mix rows, out of the graph", "model")
 
 
 def _mapped(cut: Cut, fetch: Any) -> Any:

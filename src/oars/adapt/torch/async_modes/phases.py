@@ -117,7 +117,8 @@ class Phases:
         """Ranks meet because the script does this: if at about every step, they are not on their own."""
         self.evaluations += 1
         if self.evaluations == 20 and self.evaluations * 2 > ctx.record.steps:
-            ctx.record.notice(f"{what} at {site()}: the ranks meet and average there every time")
+            ctx.record.notice(f"{what} at {site()}: the ranks meet and average there every time",
+                              "do this less often, once in an epoch for example", "exchange")
 
     def read(self) -> None:
         """The script reads weights."""
@@ -189,7 +190,8 @@ class Phases:
         if not ctx.separate:  # gradients were averaged
             if ctx.record.steps > self.warmup:
                 ctx.record.notice("no nn.Module in train() is called to train: gradients are averaged at every step, "
-                                  "as under --sync allreduce")
+                                  "as under --sync allreduce", "call the network as an nn.Module, in train()",
+                                  "exchange")
             return
         self._refuse_unfit(optimizer)  # made since ranks parted
         self.moved += 1

@@ -200,7 +200,8 @@ def iter_next(self: _BaseDataLoaderIter) -> Any:
     if here.aside:
         if in_script_thread():
             ctx.record.notice("a loader that is read in a thread is read whole by every rank; computing in the main "
-                              "thread is still split")
+                              "thread is still split",
+                              "read the loader in the main thread: its num_workers read ahead as well", "data")
         return data
     recent.clear()
     cut = here.queue.popleft()
@@ -212,7 +213,9 @@ def iter_next(self: _BaseDataLoaderIter) -> Any:
             data, cut = _for_the_living(self, data, cut)
     if cut is None:
         ctx.record.notice("a loader without numbered samples (IterableDataset or batch_size=None) is read whole by "
-                          "every rank; computing is still split")
+                          "every rank; computing is still split",
+                          "use a dataset with __len__ and __getitem__, and a batch_size: each rank then reads its own "
+                          "rows (oars.data.open gives one for files)", "data")
         ctx.samples += collate.length(data)
         return data
 
@@ -336,7 +339,9 @@ def _batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
             return data.data if remembered else _refetch(self, cut)
         if not found.fit and default:
             ctx.record.notice(f"samples of a batch of {type(self._dataset).__name__} are of different kinds or shapes: "
-                              "every rank reads such batches whole")
+                              "every rank reads such batches whole",
+                              "give all samples the same types and shapes in __getitem__ (pad them to one length)",
+                              "data")
         if not found.fit:
             every = _refetch(self, cut)
             return every if default else _not_by_row(self, every)
@@ -374,7 +379,9 @@ def _not_by_row(self: _BaseDataLoaderIter, every: Any) -> Any:
     _ways[reading(self).loader] = (WHOLE, None)
     name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
     ctx.record.notice(f"collate_fn {name} works on whole batches (pads, sorts, mixes or draws): every rank reads them "
-                      "whole, and they are cut where a model is called")
+                      "whole, and they are cut where a model is called",
+                      "pad, mix and draw in __getitem__ and let collate_fn only stack; leave it if reading is quick",
+                      "data")
     return every
 
 
@@ -382,7 +389,10 @@ def _not_in_parts(loader: Key, dataset: Dataset, remembers: bool = False) -> Non
     _ways[loader] = (WHOLE, None)
     does = "changes, prints or seeds the global random stream" if remembers else "writes files"
     ctx.record.notice(f"{type(dataset).__name__} {does} when samples are read: every rank reads whole batches, "
-                      "so that this is done for all of them; computing is still split")
+                      "so that this is done for all of them; computing is still split",
+                      "let __getitem__ only read: no counters or caches in the dataset, and generators made from the "
+                      "index" if remembers else "write the files before the training: __getitem__ then only reads",
+                      "data")
 
 
 def _refetch(self: Any, cut: Cut) -> Any:

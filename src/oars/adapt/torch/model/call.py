@@ -28,9 +28,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from oars import debug
 from oars.adapt.python import random
+from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import Draw, Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import paths, sequences
 from oars.adapt.torch.model.compare import Rehearsal
+from oars.adapt.torch.model.replicated import say_replicated
 from oars.adapt.torch.model.switches import Switches
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
 from oars.adapt.torch.rows import collectives
@@ -59,6 +61,7 @@ class Verdict:
 
     def __init__(self, of_first: Verdict | None = None) -> None:
         self.way = ROWS
+        self.site = ""  # where it was called, if it is replicated
         self.calls = 0
         self.first: Any = of_first  # along the first dimension, where the second is tried; and there, what was seen
         self.changes = -1  # of modules, when it was traced
@@ -257,7 +260,11 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
         return out
     if verdict.way == ROWS:
         args, kwargs = tree_unflatten([_as_rows(leaf, offsets, side) for leaf in leaves], spec)
-    return _deeper(_eager, self, args, kwargs)
+        return _deeper(_eager, self, args, kwargs)
+    began = perf_counter()
+    out = _deeper(_eager, self, args, kwargs)
+    ctx.record.alike(verdict.site, perf_counter() - began, torch.is_grad_enabled())
+    return out
 
 
 def _with_true_gradient(x: Any) -> Any:
@@ -355,7 +362,8 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     if hasattr(module, "_orig_mod") and (verdict.noisy or (verdict.draws and module.training)):
         what, does = ("noise", "draws") if verdict.noisy else ("dropout", "drops")
         ctx.record.notice(f"{type(module._orig_mod).__name__} has {what} and runs uncompiled, "
-                          f"so that it {does} what one process would")
+                          f"so that it {does} what one process would",
+                          f"compile the parts without {what} by themselves: they then run compiled on own rows")
         trace.events.append("random")
     # Nothing that the ranks see should differ, but were it to, they must still call alike; not in separate training. Of
     # modules inside, they tell each other at the end of the outermost call.
@@ -389,10 +397,9 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         of_first = verdict.first
         verdict.way = of_first.way = ROWS if of_first.first.mostly_split(module) else REPLICATED
         if of_first.way == REPLICATED:
-            _say_replicated(module, of_first.first.gathers())
+            verdict.site = of_first.site = say_replicated(module, of_first.first)
     elif handmade and gathers and not trace.mostly_split(module):
-        verdict.way = REPLICATED
-        _say_replicated(module, gathers)
+        verdict.way, verdict.site = REPLICATED, say_replicated(module, trace)
     else:
         verdict.way = ROWS
     if verdict.way == SPLIT or (verdict.way == ROWS and trace.worked):
@@ -428,11 +435,6 @@ def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, off
         return tree_flatten(out)[0]
     finally:
         ctx.split, ctx.plain = None, False
-
-
-def _say_replicated(module: nn.Module, gathers: list[str]) -> None:
-    ctx.record.notice(f"{type(module).__name__} runs replicated (correct, not faster), called at {site()}: "
-                      f"its rows depend on each other ({gathers[0].removeprefix('gather ')})")
 
 
 def _rows_per_sample(found: Offsets, base: Offsets, trace: Trace) -> int:

@@ -29,7 +29,8 @@ def compile_(model: nn.Module | Callable[..., Any] | None = None, **kwargs: Any)
         if ctx.plain:
             return compiled(*args, **named)
         ctx.record.notice(f"compiled function {getattr(model, '__name__', '?')} runs uncompiled: it works on the "
-                          "global batch (compile the module instead, it then runs compiled on own rows)")
+                          "global batch (compile the module instead, it then runs compiled on own rows)",
+                          "compile the module instead of the function around it")
         return model(*args, **named)
 
     return call
