@@ -49,8 +49,9 @@ def commands(parsers: Mapping[str, Parser]) -> str:
                   "| | |", "|---|---|"]
         for option in shells.options_of(parser):
             value = "{" + ",".join(option.choices) + "}" if option.choices else option.takes
-            words = [f"{name} {value}".strip() for name in option.names] or [value]
-            lines.append(f"| {', '.join(f'`{word}`' for word in words)} | {plain(option.help)} |")
+            words = [f"`{f'{name} {value}'.strip()}`" for name in option.names or [""]]
+            cell = ", ".join(words).replace("|", r"\|")
+            lines.append(f"| {cell} | {plain(option.help)} |")
         lines += ["", *(["```text", parser.epilog.rstrip(), "```", ""] if verb and parser.epilog else [])]
     return "\n".join(lines)
 
