@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean
+.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,6 +20,7 @@ help:
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
 	@echo "make test-ecosystem  scripts of Hugging Face, Lightning, PyG and others, in an environment of their own (3 GB)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
+	@echo "make docs   the documentation site, for reading offline: build/site/index.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
 	@echo "make bench-keras  Keras on 2 ranks against one process, and against torch.distributed by hand"
 	@echo "make bench-rows  rows per second from HDF5, CSV and NetCDF, against h5py, pandas and netCDF4"
@@ -59,6 +60,9 @@ test-ecosystem: .venv-ecosystem/made
 
 lab: .venv/watch
 	@$(BIN)/python examples/lab/lab.py
+
+docs: .venv/docs
+	@$(BIN)/python docs/make_site.py build/site
 
 lint: .venv/dev
 	@$(BIN)/ruff check
@@ -125,7 +129,12 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (torch is large: about a minute)"
 	@$(PIP) -e '.[torch,data,dev]' | $(SHOW)
-	@touch $@ .venv/run .venv/watch
+	@touch $@ .venv/run .venv/watch .venv/docs
+
+.venv/docs: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what the documentation site needs"
+	@$(PIP) -e '.[docs]' | $(SHOW)
+	@touch $@
 
 .venv-ecosystem/made: pyproject.toml constraints.txt
 	@echo "installing the libraries that are played (3 GB: some minutes)"

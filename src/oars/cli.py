@@ -169,9 +169,10 @@ def where(args: argparse.Namespace) -> Any:
 def parsers() -> dict[str, Parser]:
     """Every verb and how it reads its arguments; the empty name: what all have in common."""
     from oars.data.command import parser as data
+    from oars.label.command import parser as label
     from oars.watch.verbs import parser as watching
 
-    found = {"": parser(), **_verbs(parser())}
+    found = {"": parser(), **_verbs(parser()), "label": label()}
     found.update({name: watching(name) for name in WATCHING})
     at = list(found).index("data") + 1
     inner = {f"data {name}": each for name, each in _verbs(data()).items()}

@@ -81,6 +81,14 @@ def check_install(what: str) -> None:
         assert not extra or re.search(rf"^{extra} = \[", project, re.M), extra
 
 
+def test_commands_for_a_queue_are_those_that_are_played_on_one():
+    """tests/slurm plays the blocks ``sh slurm`` and ``sh pbs`` of docs/clusters.md."""
+    played = (ROOT / "docs" / "clusters.md").read_text()
+    for page in PAGES:
+        for block in re.findall(r"^```sh (?:slurm|pbs)\n.*?^```", page.read_text(), re.M | re.S):
+            assert block.removesuffix("```") in played, page.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

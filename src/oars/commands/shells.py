@@ -86,7 +86,7 @@ class Option(NamedTuple):
 
 def completion(shell: str, parsers: Mapping[str, Parser]) -> str:
     """The completion script of a shell."""
-    verbs = {name: _options(parser) for name, parser in parsers.items() if name}
+    verbs = {name: options_of(parser) for name, parser in parsers.items() if name}
     if shell == "fish":
         return _fish(parsers, verbs)
     cases, values = [], []
@@ -137,13 +137,13 @@ def man(parsers: Mapping[str, Parser]) -> str:
     lines = [f'.TH OARS 1 "{day}" "manyoars {__version__}" "User commands"', ".SH NAME",
              "oars \\- run a training script, unchanged, on any number of ranks", ".SH SYNOPSIS",
              "\\fBoars\\fR \\fIVERB\\fR ...", ".SH DESCRIPTION", _roff(top.description or ""), ".SH OPTIONS",
-             *_man_options(_options(top)), ".SH VERBS"]
+             *_man_options(options_of(top)), ".SH VERBS"]
     for verb, parser in parsers.items():
         if not verb:
             continue
         usage = " ".join(parser.format_usage().removeprefix("usage:").split())
         lines += [f'.SS "oars {verb}"', f"\\fB{_roff(usage)}\\fR", ".PP", _roff(parser.description or "")]
-        lines += _man_options(_options(parser))
+        lines += _man_options(options_of(parser))
         if parser.epilog:
             lines += [".PP", ".nf", *(_roff(line) for line in parser.epilog.splitlines()), ".fi"]
     return "\n".join(lines) + "\n"
@@ -163,7 +163,7 @@ def _roff(text: str) -> str:
     return "\\&" + text if text[:1] in (".", "'") else text
 
 
-def _options(parser: Parser) -> list[Option]:
+def options_of(parser: Parser) -> list[Option]:
     """What is said of a parser's options and arguments; not what is hidden, and not its verbs."""
     found = []
     for action in parser._actions:

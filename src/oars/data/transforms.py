@@ -1,4 +1,4 @@
-"""Images become arrays of one size: resize, crop, flip, normalise.
+"""Images become arrays of one size: resize, crop, flip, normalise::
 
     data = oars.data.open("photos/")
     train = data.transform(random_resized_crop(224), flip(), normalize())
