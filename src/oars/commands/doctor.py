@@ -42,7 +42,7 @@ def doctor() -> int:
                   if name in known]
     _line("frameworks", ", ".join(frameworks) or "none")
     if not frameworks:
-        problems.append("no framework is installed, so there is nothing to train with: pip install torch")
+        problems.append("no framework is installed, so there is nothing to train with: pip install 'manyoars[torch]'")
     _line("cores", f"{len(available_cores())} of {os.cpu_count()}")
     _line("memory", _memory())
     gpus = visible_gpus()

@@ -11,6 +11,7 @@ from typing import Any
 
 from oars.arguments import Parser, count_of
 from oars.data.errors import DataError
+from oars.data.needs import need
 
 TOP = """\
 examples:
@@ -162,6 +163,8 @@ def _end(*_: Any) -> None:
 def _do(args: argparse.Namespace) -> int:
     workers = getattr(args, "workers", None)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers are the parallelism
+    if args.verb == "show" or (args.verb == "make" and args.kind in ("imagenet-like", "digits")):
+        need("PIL.Image", f"oars data {args.verb}")
     if args.verb == "pack":
         from oars.data.pack import pack
 

@@ -10,10 +10,10 @@ from oars.data.errors import DataError
 _PACKAGES = {"h5py": "h5py", "pyarrow": "pyarrow", "PIL.Image": "Pillow"}
 
 
-def need(module: str, path: str, extra: str = "data") -> ModuleType:
-    """Import ``module``, which reading ``path`` takes, or say in one line how to get it."""
+def need(module: str, what: str, extra: str = "data") -> ModuleType:
+    """Import ``module``, which ``what`` takes (a path, a command), or say in one line how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         name = _PACKAGES.get(module, module)
-        raise DataError(f"{path}: reading this needs {name} ({error}); pip install manyoars[{extra}]") from None
+        raise DataError(f"{what} needs {name} ({error}): pip install 'manyoars[{extra}]'") from None

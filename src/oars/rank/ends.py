@@ -20,7 +20,7 @@ from oars.engine import Astray
 from oars.evolve import NothingToCut
 from oars.rank import seams
 from oars.rank.record import Record
-from oars.rank.script import exit_code, print_error
+from oars.rank.script import exit_code, missing_framework, print_error
 from oars.rank.survive import Survivor
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class Ends:
             self.diverged(str(error) if isinstance(error, Diverged) else f"it failed, {_last_line(error)}")
         if isinstance(error, NothingToCut) and os.getpid() == self.pid:
             self.refused(str(error))
+        if (text := missing_framework(error)) and os.getpid() == self.pid:
+            self._put(runfolder.error(self.rank), {"usage": text})
+            return
         sys.stderr.flush()
         start = os.fstat(2).st_size
         if isinstance(error, Astray):

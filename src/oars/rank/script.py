@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+FRAMEWORKS = ("torch", "keras", "tensorflow", "jax")  # the names of their extras, too
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # oars/
 
 
@@ -96,6 +97,16 @@ def _first_on_path(folder: str, copy: str) -> None:
     """sys.path[0], which now says how this process was started, becomes the script's."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = [copy, folder] if copy else [folder]
+
+
+def missing_framework(error: BaseException) -> str:
+    """One line if the script ended because a framework is not installed, else an empty one."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name not in FRAMEWORKS or importlib.machinery.PathFinder.find_spec(name) is not None:
+        return ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "the script"
+    return f"{where} imports {name}, which is not installed: pip install 'manyoars[{name}]'"
 
 
 def print_error(error: BaseException) -> None:

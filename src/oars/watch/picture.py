@@ -40,7 +40,7 @@ def _by_matplotlib(charts: list[Chart], path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise WatchError(f"-o {path} needs matplotlib: pip install manyoars[watch]; .svg needs nothing") from None
+        raise WatchError(f"-o {path} needs matplotlib: pip install 'manyoars[watch]'; .svg needs nothing") from None
     figure = Figure(figsize=(10, 4 * len(charts)), dpi=100, layout="constrained")
     for number, chart in enumerate(charts, 1):
         axes = figure.add_subplot(len(charts), 1, number)

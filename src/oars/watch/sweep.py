@@ -157,7 +157,7 @@ def _study(what: Sweep) -> Callable[[Path], tuple[Iterator[Trial], Callable[[Tri
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise WatchError("--search needs Optuna: pip install manyoars[search]; --random does without") from None
+        raise WatchError("--search needs Optuna: pip install 'manyoars[search]'; --random does without") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def begin(folder: Path) -> tuple[Iterator[Trial], Callable[[Trial], None]]:

@@ -26,7 +26,7 @@ EVERY = 2.0  # seconds
 def board(runs: list[Run], top: Path, port: int | None) -> int:
     """Serve until Ctrl-C. ``runs`` is empty for all of ``top``, those still to come included."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise WatchError("oars board needs TensorBoard: pip install manyoars[watch]")
+        raise WatchError("oars board needs TensorBoard: pip install 'manyoars[watch]'")
     if not runs:
         all_runs(top)  # complains if there is no such folder
     port = _free(port)

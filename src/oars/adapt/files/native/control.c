@@ -5,7 +5,6 @@
  * back to children only, so a script's environment is that of one process.
  */
 #include "files.h"
-#include <dlfcn.h>
 #include <pthread.h>
 
 char environment_files[PATH_MAX + 16], library_path[PATH_MAX];

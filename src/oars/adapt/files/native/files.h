@@ -23,6 +23,7 @@
 #define _GNU_SOURCE 1
 #endif
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -36,6 +37,13 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+/* glibc 2.34 moved these to another library and gave them a new version. The old one is in every glibc, so what is built on
+ * a new system runs on an old one. */
+#if defined __x86_64__ && defined __GLIBC__
+__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
+__asm__(".symver dladdr, dladdr@GLIBC_2.2.5");
+#endif
 
 #define BIG (3 * PATH_MAX) /* room for a path of the script's below the mirror's folder */
 #define EXPORT __attribute__((visibility("default")))

@@ -1,6 +1,5 @@
 /* Whose turn it is to change files: threads, children of this rank, and what is left of a voice that has died. */
 #include "files.h"
-#include <dlfcn.h>
 
 int gate_fd = -1;        /* of this rank's own processes */
 int order_fd = -1;       /* of these too */

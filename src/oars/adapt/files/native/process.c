@@ -1,6 +1,5 @@
 /* A process: where it is, and what it opens by other ways than files. */
 #include "files.h"
-#include <dlfcn.h>
 #include <linux/close_range.h>
 #include <sys/inotify.h>
 #include <sys/socket.h>

@@ -6,7 +6,6 @@
  * code has a system call that names a file. On other machines one line says that such a library is past us.
  */
 #include "files.h"
-#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <pthread.h>
