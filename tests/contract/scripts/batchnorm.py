@@ -81,6 +81,16 @@ def no_running_buffers():
 
 
 @scene
+def statistics_of_far_rows_without_gradients():
+    """Half of the rows are far from zero: their statistics are computed in another way."""
+    far = x[:8] * 0.3 + 5
+    net = conv(nn.BatchNorm2d(4, track_running_stats=False))
+    with torch.no_grad():
+        for rows in [*x[:32].split(8), *[torch.cat([x[:4], far[:4]])] * 3]:
+            say(net(rows).square().mean())
+
+
+@scene
 def several_layers():
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),

@@ -128,8 +128,9 @@ def global_batch_norm(x: torch.Tensor, running_mean: torch.Tensor | None, runnin
                       weight: torch.Tensor | None, bias: torch.Tensor | None, momentum: float,
                       eps: float) -> torch.Tensor:
     """Training-mode batch normalisation of this rank's rows of a global batch."""
-    empty = ctx.split is not None and ctx.split.empty or x.shape[0] == 0
-    with torch.no_grad():
+    # How own rows' statistics are computed depends on them: that is no way of the model's (see paths.py).
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        empty = ctx.split is not None and ctx.split.empty or x.shape[0] == 0
         mean, var, count = _statistics(x.detach(), empty)
         if count <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got {count} over all ranks")
