@@ -44,7 +44,7 @@ _backward = torch.autograd.backward
 FIRST, LAST = 1, 5  # steps: what is counted lies between
 NEVER = 1 << 62  # a batch that no script has
 # Seconds, on one core. What is shared:
-_FLOP, _ELEMENT = 1 / 30e9, 0.6e-9
+_FLOP, _ELEMENT = 1 / 30e9, 0.4e-9
 _SAMPLE, _EVENT = 4e-6, 0.5e-6  # a sample that is read, and each function that its data set calls for it
 # What sharing costs beside it:
 _STEP, _BATCH, _CALL, _VIEW, _GATHER = 250e-6, 150e-6, 150e-6, 40e-6, 100e-6
@@ -81,12 +81,15 @@ class Sharing:
 
     def operation(self, name: str, args: tuple, out: Any) -> None:
         """An operation was done on rows."""
-        times = 3 if torch.is_grad_enabled() else 1  # the backward is twice the forward
-        results = out if isinstance(out, tuple) else (out,)
+        results = [o for o in (out if isinstance(out, tuple) else (out,)) if isinstance(o, Rows)]
+        given = [a for a in args if isinstance(a, torch.Tensor)]
+        grads = [_wants_gradient(a) for a in given[:2]] if torch.is_grad_enabled() else []
+        products = 2.0 * _PRODUCTS[name](given, results[0], args) if (
+            name in _PRODUCTS and results and len(given) > 1) else 0.0
         self.counts["operations"] += 1
         self.counts["views"] += not ctx.traces
-        self.counts["flops"] += times * _flops(name, args, out)
-        self.counts["elements"] += times * sum(_size(o) for o in results if isinstance(o, Rows))
+        self.counts["flops"] += products * (1 + sum(grads))  # and once more for each gradient
+        self.counts["elements"] += (3 if any(grads) else 1) * sum(map(_size, [*results, *given[:1]]))
 
     def work(self) -> tuple[float, ...]:
         """Where the counts stand to which a call on plain own rows adds."""
@@ -328,12 +331,8 @@ def _shape(x: Any) -> list[int]:
     return shape or [1]
 
 
-def _flops(name: str, args: tuple, out: Any) -> float:
-    """About how many an operation takes, of those that take time."""
-    if name not in _PRODUCTS:
-        return 0.0
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    return 2.0 * _PRODUCTS[name](tensors, out[0] if isinstance(out, tuple) else out, args) if len(tensors) > 1 else 0.0
+def _wants_gradient(x: Any) -> bool:
+    return bool((x.local if isinstance(x, Rows) else x).requires_grad)
 
 
 def _of_conv(tensors: list, out: Any, args: tuple) -> float:
