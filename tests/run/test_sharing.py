@@ -1,6 +1,5 @@
 """Never slower: where steps are too short to share, every rank does all of the work, and the training is the same."""
 
-import json
 import signal
 
 import pytest
@@ -258,5 +257,4 @@ def test_a_rank_that_joins_does_not_share_either(tmp_path):
     it.wait_for_step(60)
     it.process.send_signal(signal.SIGINT)
     assert it.code == 130, it
-    assert json.loads((it.folder / "events.jsonl").read_text().splitlines()[-1])
-    assert not [event for event in it.events("differ")]
+    assert not [event["text"] for event in it.events("notice") if "the same bits" in event["text"]]

@@ -238,6 +238,7 @@ class Sharing:
 
     def arrive(self, state: dict[str, Any] | None, same_ranks: bool) -> None:
         """A resumed run, or a rank that joins, goes on from there; other ranks than then decide by themselves."""
+        self.rows_made = False  # those of steps that were played
         if not self.wanted or state is None or not state["wanted"]:
             return
         for name in ("steps", "counting", "counts", "reading", "every", "since"):
