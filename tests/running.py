@@ -21,10 +21,9 @@ TESTS, EXAMPLES = ROOT / "tests", ROOT / "examples"
 SOURCE = str(ROOT / "src")
 ARMED = str(TESTS / "chaos" / "armed")  # its sitecustomize kills ranks at named points
 OARS = [sys.executable, "-m", "oars"]
-# One thread, as a rank on a small machine has; no GPU; TensorFlow logs its process id unless it is silenced; and the
-# small networks of tests are shared, if a test does not want to see what is done by default.
+# One thread, as a rank on a small machine has; no GPU; and TensorFlow logs its process id unless it is silenced.
 STEADY = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-          "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OARS_SPLIT": "always"}
+          "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -19,8 +19,8 @@ def add_options(verb: Parser) -> list[argparse.Action]:
             help="split: cut the script's batch over the ranks, same training (default); "
             "keep: every rank gets a whole batch, so the global batch is N times as large"),
         add("--split", choices=("auto", "always"), default=split_default(),
-            help="auto: where steps are too short to gain from sharing, every rank does all of the work (default); "
-            "always: share them anyway"),
+            help="always: every step is shared (default); auto: where steps are too short to gain from it, every rank "
+            "does all of the work (PyTorch)"),
         add("--scale-lr", choices=("linear", "sqrt"),
             help="with --batch keep: multiply learning rates by N, or by its square root"),
         add("--local-batchnorm", action="store_true",
@@ -79,8 +79,8 @@ def add_options(verb: Parser) -> list[argparse.Action]:
 
 
 def split_default() -> str:
-    """``--split`` where it is not given: ``OARS_SPLIT``, or auto."""
-    return "always" if os.environ.get("OARS_SPLIT") == "always" else "auto"
+    """``--split`` where it is not given: ``OARS_SPLIT``, or always."""
+    return "auto" if os.environ.get("OARS_SPLIT") == "auto" else "always"
 
 
 def add_prune(verb: Parser) -> list[argparse.Action]:
