@@ -50,7 +50,8 @@ _SAMPLE, _EVENT = 4e-6, 0.5e-6  # a sample that is read, and each function that 
 _STEP, _BATCH, _CALL, _VIEW, _GATHER = 250e-6, 150e-6, 150e-6, 40e-6, 100e-6
 _BYTE = 0.8e-9  # of gradients, and of what is gathered
 # How often ranks meet that do not share: after so many seconds by these numbers, or so many steps.
-_MEET_AFTER, _OPERATION, _MOST = 0.02, 15e-6, 50
+_MEET_AFTER, _MOST = 0.02, 50
+_LOOP, _OPERATION = 150e-6, 15e-6  # what every process takes for a step, and for an operation
 _SLOW = {"open", "read", "readinto", "readline", "readlines", "recv", "decode", "imread", "pread", "seek", "loads"}
 _KNOWN = {"builtins", "torch", "numpy", "math", "random", "_random", "_operator", "_abc", "sys", "time", "None"}
 
@@ -192,10 +193,10 @@ class Sharing:
             debug.say(f"sharing a step gains {gain:.6f} s and costs {cost:.6f} s: {self.counts}")
         if gain >= cost:
             return
-        rows, alone = int(self.counts["rows"]), work + _OPERATION * each["operations"]
+        rows, alone = int(self.counts["rows"]), work + _LOOP + _OPERATION * each["operations"]
         pays_from = rows * cost / gain if gain else NEVER
         ctx.share_from = _round(max(pays_from, rows + 1))
-        self.every = int(min(_MOST, max(1, _MEET_AFTER / max(alone, 1e-9))))
+        self.every = int(min(_MOST, max(1, _MEET_AFTER / alone)))
         if gain and rows:
             ctx.record.notice(f"steps of about {alone * 1e3:.2g} ms are too short to share, so every rank does all of "
                               f"the work; from a batch of about {ctx.share_from:,} on they are not (--split always: "
@@ -239,7 +240,9 @@ class Sharing:
     def arrive(self, state: dict[str, Any] | None, same_ranks: bool) -> None:
         """A resumed run, or a rank that joins, goes on from there; other ranks than then decide by themselves."""
         self.rows_made = False  # those of steps that were played
-        if not self.wanted or state is None or not state["wanted"]:
+        if state is not None:
+            self.wanted = self.wanted and state["wanted"]
+        if not self.wanted or state is None:
             return
         for name in ("steps", "counting", "counts", "reading", "every", "since"):
             setattr(self, name, state[name])
@@ -292,7 +295,7 @@ def backward(inner: Callable[..., Any]) -> Any:
         gradients, sharing = ctx.gradients, ctx.sharing
         if (not ctx.share_from or sharing.rows_made or ctx.plain or gradients.pending or gradients.passes
                 or grad_hooks.before_backward() or grad_hooks.wait_behind()
-                or any(isinstance(t, Rows) for t in tree_leaves((tensors, args, kwargs)))):
+                or any(map(_with_rows, (tensors, *args, *kwargs.values())))):
             inner(tensors, *args, **kwargs)
             return
         if isinstance(tensors, torch.Tensor) and tensors.dim() == 0:
@@ -313,6 +316,11 @@ def backward(inner: Callable[..., Any]) -> Any:
             ctx.handed.clear()
 
     return backward
+
+
+def _with_rows(given: Any) -> bool:
+    """Whether something that a backward was given is rows, or has some in it."""
+    return isinstance(given, Rows) or (isinstance(given, (list, tuple)) and any(map(_with_rows, given)))
 
 
 # ---- what operations take -------------------------------------------------------------------------------------------
