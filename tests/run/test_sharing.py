@@ -171,8 +171,8 @@ def differ(ours, theirs):
     return "" if len(ours) == len(theirs) else f"{len(ours)} lines, {len(theirs)}"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("scenes", [["softmax", *MORE], ["mlp", "jittered"], ["vae"]], ids=lambda s: s[0])
+@pytest.mark.parametrize(("scenes", "ranks"), [
+    (["softmax", *MORE], 2), (["softmax", *MORE], 3), (["mlp", "jittered"], 2), (["vae"], 3)])
 def test_ranks_that_do_not_share_train_as_one_process_does(scenes, ranks, tmp_path):
     it = run(tmp_path / "ranks", "train.py", *scenes, ranks=ranks)
     assert it.code == 0, it
@@ -184,8 +184,9 @@ def test_ranks_that_do_not_share_train_as_one_process_does(scenes, ranks, tmp_pa
         ours, one = (lines[: lines.index("== jittered")] for lines in (ours, one))
     assert differ(ours, one) == ""
     assert len(set(it.digests().values())) == 1
-    again = run(tmp_path / "again", "train.py", *scenes, ranks=ranks)
-    assert again.lines == it.lines and notices(again) == [notice], again
+    if ranks == 2:
+        again = run(tmp_path / "again", "train.py", *scenes)
+        assert again.lines == it.lines and notices(again) == [notice], again
 
 
 def test_they_do_not_wait_for_each_other_and_share_if_told_to(tmp_path):
