@@ -242,7 +242,7 @@ def test_a_run_goes_on_from_a_snapshot_as_if_it_had_not_been_stopped(tmp_path):
     it.process.send_signal(signal.SIGTERM)
     assert it.code == 143 and "kept, continue with" in it.err, it
     assert whole.code == 0, whole
-    rest = Run(it.cwd, command=[*it.command[:3], "resume", "it"], OARS_SPLIT="auto")
+    rest = Run(it.cwd, command=[*it.command[:3], "resume", "it"], OARS_SPLIT="auto", EPOCHS="6")
     assert rest.code == 0, rest
     assert [*it.lines, *rest.lines] == whole.lines
     assert torch.load(it.cwd / "last.pt")["weight"].equal(torch.load(whole.cwd / "last.pt")["weight"])

@@ -71,7 +71,7 @@ class Sharing:
         self.counting = self.wanted
         self.steps = 0
         self.every, self.since = _MOST, 0  # steps between meetings, and since the last one
-        self.inside = False  # of a call that is not shared
+        self.inside = False  # of a call that is not shared, or of its backward
         self.crossed = False  # a message was sent in this backward
         self.rows_made = False  # with gradients, in this step
         self.counts: dict[str, float] = dict.fromkeys(
@@ -259,16 +259,13 @@ def module_call(inner: Callable[..., Any]) -> Any:
     """Around ``nn.Module.__call__``: one that is not shared is PyTorch's own, with all that it calls."""
     @functools.wraps(inner)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not ctx.share_from or ctx.plain or ctx.busy or ctx.traces or not _on_whole(args, kwargs):
+        if not ctx.share_from or ctx.plain or ctx.busy or ctx.traces or ctx.depth or not _on_whole(args, kwargs):
             return inner(self, *args, **kwargs)
-        sharing = ctx.sharing
-        if sharing.inside:
-            return _call(self, *args, **kwargs)
-        ctx.depth, sharing.inside = 1, True
+        ctx.plain = ctx.sharing.inside = True
         try:
             return _call(self, *args, **kwargs)
         finally:
-            ctx.depth, sharing.inside = 0, False
+            ctx.plain = ctx.sharing.inside = False
 
     return call
 
@@ -278,15 +275,16 @@ def _on_whole(args: tuple, kwargs: dict) -> bool:
     rows = None
     for a in (*args, *kwargs.values()) if kwargs else args:
         kind = type(a)
-        if kind is torch.Tensor:
+        if kind is torch.Tensor and not a.is_nested:
             rows = a.shape[0] if rows is None and a.dim() else rows
         elif not (a is None or kind in _VALUES or kind is nn.Parameter):
             leaves = tree_leaves((args, kwargs))
             if any(isinstance(leaf, Rows) for leaf in leaves):
                 return False
-            rows = next((leaf.shape[0] for leaf in leaves if type(leaf) is torch.Tensor and leaf.dim()), 0)
+            rows = next((leaf.shape[0] for leaf in leaves if type(leaf) is torch.Tensor
+                         and not leaf.is_nested and leaf.dim()), 0)
             break
-    return ctx.sharing.inside or (not ctx.depth and (rows or 0) < ctx.share_from)
+    return (rows or 0) < ctx.share_from
 
 
 def backward(inner: Callable[..., Any]) -> Any:
@@ -300,8 +298,11 @@ def backward(inner: Callable[..., Any]) -> Any:
             return
         if isinstance(tensors, torch.Tensor) and tensors.dim() == 0:
             gradients.last_loss = tensors.detach()
-        sharing.crossed = False
-        gradients.run(lambda: _backward(tensors, *args, **kwargs))
+        sharing.crossed, sharing.inside = False, True
+        try:
+            gradients.run(lambda: _backward(tensors, *args, **kwargs))
+        finally:
+            sharing.inside = False
         gradients.backwards += 1
         if sharing.crossed:  # there was a graph from before the last step
             here = Pass([], None, False)
