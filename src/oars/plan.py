@@ -79,6 +79,7 @@ class Plan:
     stdout_tty: list[int] | None = None
     # how a batch is divided, and how ranks keep together
     batch: str = "split"
+    split: str = "always"  # or auto: batches that are too small to be shared are not cut
     scale_lr: str | None = None
     local_batchnorm: bool = False
     sync: str = "allreduce"

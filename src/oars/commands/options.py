@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from oars.arguments import Parser, count_of, number
@@ -17,6 +18,9 @@ def add_options(verb: Parser) -> list[argparse.Action]:
         add("--batch", choices=("split", "keep"), default="split",
             help="split: cut the script's batch over the ranks, same training (default); "
             "keep: every rank gets a whole batch, so the global batch is N times as large"),
+        add("--split", choices=("auto", "always"), default=split_default(),
+            help="always: every step is shared (default); auto: where steps are too short to gain from it, every rank "
+            "does all of the work (PyTorch)"),
         add("--scale-lr", choices=("linear", "sqrt"),
             help="with --batch keep: multiply learning rates by N, or by its square root"),
         add("--local-batchnorm", action="store_true",
@@ -76,6 +80,11 @@ def add_options(verb: Parser) -> list[argparse.Action]:
     ]
 
 
+def split_default() -> str:
+    """``--split`` where it is not given: ``OARS_SPLIT``, or always."""
+    return "auto" if os.environ.get("OARS_SPLIT") == "auto" else "always"
+
+
 def add_prune(verb: Parser) -> list[argparse.Action]:
     """Networks that shrink."""
     add = verb.add_argument
@@ -124,6 +133,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "guard": args.guard,
         "guard_every": args.guard_every or 0,
         "batch": args.batch,
+        "split": args.split,
         "scale_lr": args.scale_lr,
         "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",
         "cell_timeout": args.cell_timeout,

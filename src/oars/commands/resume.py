@@ -26,7 +26,7 @@ from oars.supervisor.screen import complain
 from oars.supervisor.snapshot_requests import take_lock
 from oars.supervisor.supervise import Supervisor
 
-KEPT = ("seed", "batch", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "bind", "launcher",
+KEPT = ("seed", "batch", "split", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "bind", "launcher",
         "stage_env", "wire", "prune", "widen", "widen_when", "cell_timeout")  # of the old plan
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oars import runfolder
+from oars.commands.options import split_default
 from oars.commands.planning import add_mpi, make_plan
 from oars.commands.run import start
 from oars.plan import Pruning
@@ -33,7 +34,7 @@ SPLIT: dict[str, Any] = {"batch": "split", "scale_lr": None, "local_batchnorm": 
 def verify(ranks: int | None, steps: int, script: str, args: list[str], module: bool,
            prune: Pruning | None = None) -> int:
     """Run twice, say in one line whether the training is the same; 0 if it is, 1 if not."""
-    many = make_plan(script, args, module, ranks, **SPLIT, stop_after=steps, prune=prune)
+    many = make_plan(script, args, module, ranks, **SPLIT, split=split_default(), stop_after=steps, prune=prune)
     if many.ranks < 2:
         raise UsageError("verify compares one rank with several: use -n 2 or more")
     add_mpi(many)

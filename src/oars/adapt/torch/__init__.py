@@ -36,9 +36,11 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
         from oars.adapt.torch.backward.gradients import Gradients
         from oars.adapt.torch.recovery import lineage
         from oars.adapt.torch.rows import distributions, layers, losses, reshapes, shapes  # noqa: F401, E501  (each registers its rules)
+        from oars.adapt.torch.sharing import Sharing
 
         ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
         record.polls = True
+        ctx.sharing = Sharing(plan)
         ctx.alone = plan.sync != "allreduce"
         if ctx.alone:
             from oars.adapt.torch.async_modes.lost_samples import OwnGradients

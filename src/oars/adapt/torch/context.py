@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oars.adapt.torch.guard import Guard
     from oars.adapt.torch.pruning import Pruner
     from oars.adapt.torch.replay.snapshots import Snapshots
+    from oars.adapt.torch.sharing import Sharing
     from oars.adapt.torch.thin import Thinner
     from oars.engine.world import World
     from oars.rank.record import Record
@@ -103,6 +104,7 @@ class Context:
     # Several ranks:
     gradients: Gradients  # the leaves of all graphs, and the exchange of their gradients
     perform: Callable[..., Any]  # ``recovery.lineage.perform``: does an operation, again if a rank is lost on the way
+    sharing: Sharing  # whether steps are long enough to be shared (--split auto)
     private: Private  # the random streams that are this rank's own: what reading samples draws from
     guard: Guard | None = None  # compares the ranks' weights (--guard)
     pruner: Pruner | None = None  # makes networks smaller (--prune), on one rank too
@@ -124,6 +126,7 @@ class Context:
         self.grown = 0  # the era in which ranks last joined
         self.alone = False  # ranks train on their own for a while (--sync local)
         self.separate = False  # ... and do so now
+        self.share_from = 0  # batches of fewer rows are not cut: every rank has them whole (see sharing.py)
         self.costs: Costs = ()  # what a batch takes each rank, where they differ much: batches are cut by it
         self.busy = False  # inside an operation that begins anew when a rank is lost
         self.again = False  # ... which is being done again, for rows that were lost

@@ -111,7 +111,7 @@ STEP_OF_ONE_RANK: Layers = (RECORDED(recorder.step),)
 def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     """The table of several ranks; the layers around an optimizer's step and its hooks; those around the step alone.
     (One rank need not import what is named here.)"""
-    from oars.adapt.torch import guard
+    from oars.adapt.torch import guard, sharing
     from oars.adapt.torch.async_modes import phases, ps_worker, weight_reads
     from oars.adapt.torch.backward import grad_hooks, gradients
     from oars.adapt.torch.batches import loaders, workers
@@ -122,7 +122,8 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     seams = (
         # the script's own calls: models, loaders, batches, backward; the optimizer's step is in ``install``, below
         Seam(nn.Module, "__call__",
-             (RECORDED(recorder.module_call), ASYNC(phases.module_call), instead(call.module_call))),
+             (RECORDED(recorder.module_call), ASYNC(phases.module_call), sharing.module_call,
+              instead(call.module_call))),
         Seam(DataLoader, "__iter__",
              (aside(DataLoader.__iter__), RECORDED(recorder.loader_iter), ASYNC(phases.meets_at(phases.LOADER)),
               instead(loaders.loader_iter))),
@@ -130,7 +131,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
              (RECORDED(recorder.iter_next), ASYNC(phases.iter_next), step_log.timed_next, instead(loaders.iter_next))),
         Seam(torch.autograd, "backward",
              (aside(gradients.backward_aside), RECORDED(recorder.backward), step_log.timed_backward,
-              instead(ctx.gradients.backward))),
+              sharing.backward, instead(ctx.gradients.backward))),
         Seam(Optimizer, "add_param_group", (ASYNC(phases.add_param_group), step_log.add_param_group)),
         # models
         Seam(nn.Module, "__setattr__", (instead(changes.setattr_),)),

@@ -83,6 +83,8 @@ def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     if ctx.record.steps == ctx.plan.stop_after:
         _leave_weights()
         raise SystemExit(0)
+    if ctx.world is not None:
+        ctx.sharing.stepped()
 
 
 def add_param_group(inner: Callable[..., Any]) -> Any:

@@ -164,7 +164,7 @@ class Gradients:
                 roots, None if grad_tensors is None and not any(s is not None for s in seeds) else seeds, retain_graph,
                 create_graph, None, inputs))
             self.backwards += 1
-            if ctx.spoilt and not self._redo_backwards():
+            if ctx.spoilt and not self.redo_backwards():
                 return
             if before or waited_for or create_graph or not self._more_to_come(self.backwards):
                 exchanged = self.exchange_gradients()
@@ -183,7 +183,7 @@ class Gradients:
     def _run_backward(self, here: Pass, work: Callable[[], Any]) -> None:
         self.watched = here
         try:
-            self._run(work)
+            self.run(work)
         except Exception as error:
             if not ctx.spoilt:
                 if ctx.separate:
@@ -208,7 +208,7 @@ class Gradients:
     def _leaves(self) -> list[torch.Tensor]:
         return [p for p in (ref() for _, ref in self.serials.values()) if p is not None]
 
-    def _run(self, work: Callable[..., Any]) -> Any:
+    def run(self, work: Callable[..., Any]) -> Any:
         plain, ctx.plain = ctx.plain, True
         ctx.going_back = True
         self.running += 1
@@ -226,7 +226,7 @@ class Gradients:
         if self.watched is not None:
             self.watched.arrived(entry, place, grad)
 
-    def _redo_backwards(self) -> bool:
+    def redo_backwards(self) -> bool:
         """Do this step's backwards again on the ranks that are left, each from what arrived at its boundaries."""
         touched = {id(p): p for p in (*self.touched, *self.pending.values())}
         self.ahead.forsake()
@@ -247,7 +247,7 @@ class Gradients:
                 for each in self.passes:
                     roots, seeds = each.anew()
                     if roots:
-                        self._run(lambda r=roots, s=seeds, i=each.inputs: _backward(r, s, inputs=i))
+                        self.run(lambda r=roots, s=seeds, i=each.inputs: _backward(r, s, inputs=i))
                     if ctx.spoilt:
                         raise RankLost
                     each.add_direct(self.touched)
@@ -302,7 +302,7 @@ class Gradients:
                     exchanged = list(dict.fromkeys(ctx.world.allgather(self.in_order())[0] + exchanged))
                 break
             except RankLost:
-                if not self._redo_backwards():
+                if not self.redo_backwards():
                     return []
         for done in (self.touched, self.passes, self.base, ctx.handed):
             done.clear()  # type: ignore[attr-defined]
@@ -380,6 +380,7 @@ class Gradients:
                 packing.take_out(gradients)
             if order and (headers[:, 6] == order).all():
                 ahead.learn(packing, self.in_order())
+        ctx.sharing.exchanged(packing.nbytes)
         self.interrupt |= bool((headers[:, 2] & 1).any())
         self.signalled |= bool((headers[:, 2] & 2).any())
         if debug.on:
@@ -437,7 +438,7 @@ class Gradients:
             roots[i], seeds[i] = local_root(root, seed) if isinstance(root, Rows) else (root, seed)
         wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
         local = [w.local if isinstance(w, Rows) else w for w in wanted]
-        grads = self._run(lambda: _grad(roots, local, seeds, *how, **kwargs))
+        grads = self.run(lambda: _grad(roots, local, seeds, *how, **kwargs))
         return tuple(_global_grad(w, g) for w, g in zip(wanted, grads, strict=True))
 
 

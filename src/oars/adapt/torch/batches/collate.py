@@ -122,7 +122,7 @@ def by_row(fetcher: _MapDatasetFetcher, indices: list) -> Any:
     """Own samples, collated; ``Unfit`` if that cannot be. What a ``collate_fn`` of the script's does may depend on
     the data, so it collates them once more, backwards and behind a sample of an earlier batch: the same rows, if it
     takes each alone."""
-    samples = read(fetcher, indices)
+    samples = ctx.sharing.read(lambda: read(fetcher, indices), len(indices))
     if ctx.alone:
         return fetcher.collate_fn(samples)
     if fetcher.collate_fn in DEFAULT or not isinstance(samples, list) or len(samples) != len(indices):

@@ -161,9 +161,10 @@ def next_index(self: _BaseDataLoaderIter) -> Any:
     if ctx.plan.batch == "keep":
         indices, offsets = _several(self, indices)
     way, _ = _way(self)
-    uncut = way == WHOLE or on_every_rank(len(indices))
+    small = len(indices) < ctx.share_from and not self._num_workers  # (workers draw from streams of each rank)
+    uncut = small or way == WHOLE or on_every_rank(len(indices))
     again = self._collate_fn not in collate.DEFAULT and not ctx.alone and here.loader.looks()
-    whole = way == UNKNOWN or (way == BY_ROW and again)
+    whole = not small and (way == UNKNOWN or (way == BY_ROW and again))
     here.queue.append(cut := Cut(indices, offsets, *own(offsets), whole, ctx.era, uncut, here.loader not in _ways))
     return indices if uncut else cut
 
@@ -284,7 +285,8 @@ def whole_batch(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> Any:
     if _LEDGER:
         ctx.handed.append((iteration, batches, cut.indices))
     way, spec = _way(self)
-    if way == BY_ROW:
+    if way == BY_ROW and not cut.uncut:
+        ctx.sharing.batch(len(cut.indices), self._num_workers > 0)
         default = self._collate_fn in collate.DEFAULT
         lineage.source(collate.rows_in(batch), _Again(_fetcher(self), cut.indices, spec, default))
     return batch

@@ -168,7 +168,7 @@ def batch_norm(input: torch.Tensor, running_mean: torch.Tensor | None, running_v
         local = batch_norm(input.local, running_mean, running_var, weight, bias, training, momentum, eps) \
             if not training else _train(input.local, running_mean, running_var, weight, bias, momentum, eps)
         return Rows(local, input.offsets, 0)
-    if training and ctx.plain and ctx.in_step:
+    if training and ctx.plain and ctx.in_step and not ctx.sharing.inside:
         return _train(input, running_mean, running_var, weight, bias, momentum, eps)
     return _plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
 

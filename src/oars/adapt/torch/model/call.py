@@ -72,6 +72,7 @@ class Verdict:
         self.paths: set[int | None] = set()  # the ways that were compared
         self.blind = False  # the ways of calls without gradients cannot be seen
         self.within = 0  # the call being traced in which it was traced last
+        self.work: tuple[float, ...] = ()  # of a row, where it was counted (see sharing.py)
         self.missed = -1  # the script's operation in which a split call did otherwise
         self.mixed = -1  # the one in which rows met in a turn of a module inside: it is not split until none do
         self.draws: list[Draw] = []
@@ -215,6 +216,7 @@ def _called(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     offsets = _batch(self, leaves)
     if offsets is None:
         return _deeper(_call, self, args, kwargs)
+    ctx.sharing.called(offsets[-1])
     side = sequences.side_of(self, leaves)
     form = str(spec)
     if " at 0x" in form:  # a function in it, say, made for this call: its address may be another's, on some ranks
@@ -351,6 +353,7 @@ def _trace(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
     finally:
         ctx.traces.remove(trace)
     trace.see_streams()
+    verdict.work = ctx.sharing.work_since(trace.work, offsets[-1])
     verdict.changes, verdict.new_leaves, verdict.sure = ctx.changes, trace.new_leaves, trace.sure
     results, _ = tree_flatten(out)
     if trace.keeps([*inputs, *results]):
@@ -485,6 +488,7 @@ def _split(module: nn.Module, verdict: Verdict, leaves: list, spec: TreeSpec, of
         raise Whole(error, False) from None
     finally:
         ctx.split, ctx.plain = None, False
+    ctx.sharing.split(offsets[-1], verdict.work)
     if not (verdict.sure or ctx.separate):
         collectives.unless_spoilt(ctx.world.confirm)
     if verdict.new_leaves and torch.is_grad_enabled():

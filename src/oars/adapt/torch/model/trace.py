@@ -49,6 +49,7 @@ class Trace:
         self.draws: list[tuple[str, int, Offsets, Sequence[int]]] = []  # that split calls repeat, as ``Split.draws``
         self.streams = random.state()
         self.number = next(_numbers)
+        self.work = ctx.sharing.work()  # what was counted before
         self.inner: list[Any] = []  # the verdicts of modules inside, which ranks have not agreed about yet
 
     def see_streams(self) -> None:

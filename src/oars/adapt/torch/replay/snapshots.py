@@ -208,6 +208,8 @@ class Snapshots:
             "private": _private_states(), "clocks": tape.clocks(),
             "pattern": list(getattr(self.gradients, "pattern", [])),
         }
+        if ctx.world is not None:
+            header["sharing"] = ctx.sharing.state()
         if ctx.pruner is not None:
             header["pruned"] = ctx.pruner.state()
         if self.gradients is not None:
@@ -312,12 +314,14 @@ class Snapshots:
                 self.gradients.pattern = header["pattern"]
             tape.set_clocks(header["clocks"])
             if ctx.world is not None and ctx.world.waits_to_join:
+                ctx.sharing.arrive(header.get("sharing"), True)
                 join.join(header, self.gradients)
             else:
                 _restore_private(header["private"])
                 rewind.end(voice, record.folder, header["files"])
                 if ctx.world is not None:  # nobody looks at files before the voice has put them back
                     ctx.world.broadcast(lambda: None)
+                    ctx.sharing.arrive(header.get("sharing"), header["ranks"] == ctx.size)
             tape.played_to()
             streams.begin()
         finally:

@@ -49,6 +49,7 @@ def mean(x: torch.Tensor) -> torch.Tensor:
 
 def unless_spoilt(collective: Callable[..., Any], *args: Any) -> None:
     """In a backward during which a rank was lost: no messages any more; it only runs to its end, for what is above."""
+    ctx.sharing.crossed |= ctx.going_back
     if ctx.spoilt:
         return
     try:

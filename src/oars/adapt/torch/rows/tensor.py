@@ -69,6 +69,7 @@ class Rows(torch.Tensor):
         rows: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         rows.local, rows.offsets, rows.dim_, rows.mirror = local, offsets, dim, None
         rows.made, rows.version, rows.era = None, local._version, ctx.era
+        ctx.sharing.rows_made |= local.requires_grad
         for trace in ctx.traces:
             trace.made.append(weakref.ref(rows))
             trace.known.add(id(rows))
@@ -190,6 +191,8 @@ def operate(func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         out = rule(func, args, kwargs)
         if name in WORK:
             ctx.worked()
+        if ctx.sharing.counting:
+            ctx.sharing.operation(name, args, out)
         # What gives no rows has ended with a message.
         if name in LOOKS and (type(out) is Rows or out is None) and looks(name, args, out):
             look_after()
@@ -295,6 +298,7 @@ def _whole(op: str, args: tuple, kwargs: dict) -> torch.Tensor:
         x.mirror = Mirror(out, x.local, x.dim_, x.offsets)
         recent.append(x.mirror)
     seconds = perf_counter() - began
+    ctx.sharing.gathered(out.nbytes)
     ctx.record.gather(f"{site()} {op}", seconds, out.nbytes)
     if debug.on:
         debug.say(f"gathered for {op} at {site()}: {out.nbytes} bytes in {seconds:.6f} s")
