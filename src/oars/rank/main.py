@@ -315,6 +315,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     from oars.adapt.python.imports import when_imported
 
     seams.install_signals(world if plan.sync == "allreduce" else None, folder, lambda: record.voice, world is None)
+    seams.install_warnings()
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
