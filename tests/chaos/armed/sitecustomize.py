@@ -3,7 +3,8 @@
 ``OARS_TEST_DEATHS`` is a JSON list of [rank, point, count]: that rank gets SIGKILL when it comes to the point for the
 count-th time. Points are named after what is going on; nothing of this is known to oars itself. ``OARS_TEST_SLOW`` is
 [rank, point, seconds]: there it sleeps, every time. ``OARS_TEST_FLIPS`` is a list of [rank, point, count, kind, seed]:
-there one bit changes in that rank's memory, in one of its weights, momenta or buffers, drawn by the seed.
+there one bit changes in that rank's memory, in one of its weights, momenta or buffers, drawn by the seed; or ("numpy")
+that rank alone draws a number.
 """
 
 import gc
@@ -39,6 +40,11 @@ def flip(kind, seed):
     """Change one bit, as a particle would: nothing but the memory knows of it."""
     import torch
 
+    if kind == "numpy":
+        import numpy as np
+
+        np.random.random()
+        return
     kinds = {"weights": [], "momenta": [], "buffers": []}
     for thing in gc.get_objects():
         if torch.optim.Optimizer in type(thing).__mro__:
