@@ -60,7 +60,8 @@ def flip(kind, seed):
     at, bit = draw.randrange(len(data)), draw.randrange(8)
     data[at] ^= 1 << bit
     with open(os.path.join(os.environ["OARS_RUN_FOLDER"], f"flipped-{RANK}"), "a") as file:
-        file.write(f"{kind} {tuple(tensor.shape)} byte {at} bit {bit}\n")
+        steps = sys.modules["oars.adapt.torch.context"].ctx.record.steps
+        file.write(f"{kind} {tuple(tensor.shape)} byte {at} bit {bit}, steps {steps}\n")
 
 
 def around(owner, name, before=None, after=None):
