@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist
+.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist flips
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-hosts  steps between hosts against DDP by hand, over links of 1 and 10 Gb/s (root, iproute2; hours; ARGS=--quick for a short one)"
 	@echo "make higgs  the HIGGS network as it is and cut to a third, on generated data, with a picture"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
+	@echo "make flips  200 trainings in which a bit of one rank's memory flips (ARGS=\"--runs 20\" for fewer, ARGS=--paced at the guard's own pace)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove what the others made"
 
@@ -121,6 +122,9 @@ higgs: .venv/dev
 
 chaos: .venv/run
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
+
+flips: .venv/run
+	@$(BIN)/python tests/chaos/flips.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-ecosystem .venv-dist oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

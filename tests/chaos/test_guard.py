@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flips import Flight, fly, wrong_with
+from flips import Flight, fly, undisturbed, wrong_when_paced, wrong_with
 
 from oars.exchange.guard import Rounds, digest, judged
 
@@ -22,6 +22,20 @@ MORE = {"a weight, before the forward pass", "a running mean"}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.more] if n in MORE else []) for n in FLIGHTS])
 def test_a_flipped_bit_leaves_no_trace(name, tmp_path):
     assert wrong_with(FLIGHTS[name], tmp_path) == ""
+
+
+def test_a_flipped_bit_is_found_within_a_round_at_the_guards_own_pace(tmp_path):
+    assert wrong_when_paced(Flight(3, (), [1, "optimizer", 5, "weights", 2]), tmp_path) == ""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_stream_that_one_rank_alone_has_drawn_from_is_found(ranks, tmp_path):
+    run = fly(Flight(ranks, (), []), tmp_path, [[1, "optimizer", 5, "numpy", 1]])
+    assert run.code == 0, run
+    (found,) = run.events("differ")
+    assert found["tensors"] == ["the common random streams"] and (found["step"], found["agreed"]) == (5, 4), found
+    assert found["ranks"] == ([1] if ranks == 3 else []) and "all ranks continue from rank 0's" in run.err
+    assert set(run.digests().values()) == {undisturbed(ranks, ())[0]}
 
 
 def test_what_is_only_reported_goes_on(tmp_path):

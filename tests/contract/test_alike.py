@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from running import oars, python
+from running import finished, oars, python
 
 
-def run(tmp_path: Path, script: str, *words: str) -> tuple[int, list[str], str]:
+def run(tmp_path: Path, script: str, *words: str, **env: str) -> tuple[int, list[str], str]:
     """The exit code, what each rank has printed, and what the command said."""
     (tmp_path / "script.py").write_text(script)
-    done = oars(tmp_path, "run", "--quiet", "--name", "it", "-n", 3, *words, "script.py")
+    done = oars(tmp_path, "run", "--quiet", "--name", "it", "-n", 3, *words, "script.py", **env)
     logs = [path.read_text() for path in sorted((tmp_path / "oars-runs" / "it").glob("rank-*.log"))]
     return done.returncode, logs, done.stderr
 
@@ -239,6 +240,20 @@ def test_folders_are_listed_in_one_order(tmp_path):
     assert len(set(logs)) == 1 and len(logs[0].splitlines()) == 2
     left = [name for name in before if int(name[4:]) > 39 and name != "old 41"]
     assert logs[0].startswith(str(left)[:-1] + ", 'another', 'new ")  # what was there is where it was
+
+
+def test_a_loader_with_workers_warns_of_nothing_that_one_process_does_not(tmp_path):
+    """``-W error``: a warning of ours, or one more of PyTorch's, would end the script."""
+    text = BEGIN + f"""
+for workers in (0, {len(os.sched_getaffinity(0))}):
+    for a, b in DataLoader(TensorDataset(x, y), 8, num_workers=workers):
+        print(a.sum().item(), b.tolist())
+"""
+    (tmp_path / "one.py").write_text(text)
+    one = finished(tmp_path, sys.executable, "-W", "error", "one.py", code=0).stdout
+    code, logs, err = run(tmp_path, text, PYTHONWARNINGS="error")
+    assert code == 0, err
+    assert len(logs[0].splitlines()) == len(one.splitlines()) > 6
 
 
 MOVING = """

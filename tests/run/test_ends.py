@@ -75,6 +75,7 @@ def test_a_failure_on_another_rank_names_it_and_ends_all_within_5_seconds(tmp_pa
     ("os.kill(os.getpid(), 9)", 137, "oars: rank 1 of 2 was killed by SIGKILL\n"),
     ("os._exit(5)", 5, "oars: rank 1 of 2 exited with code 5\n"),
     ("import ctypes; ctypes.string_at(0)", 139, "oars: rank 1 of 2 was killed by SIGSEGV\n"),
+    ("os.abort()", 134, "oars: rank 1 of 2 was killed by SIGABRT\n"),
     ("sys.exit(4)", 4, "oars: rank 1 of 2 exited with code 4\n"),
 ])
 def test_a_rank_that_dies_without_an_exception_is_named(tmp_path, monkeypatch, how, code, says):
@@ -92,6 +93,27 @@ def test_a_rank_that_dies_without_an_exception_is_named(tmp_path, monkeypatch, h
 def test_os_exit_on_all_ranks_is_an_end_like_any(tmp_path, how, code):
     done = run(tmp_path, 2, f"print('done', flush=True); {how}")
     assert (done.returncode, done.stdout) == (code, "done\n"), done.stderr
+
+
+def test_an_abort_of_all_ranks_is_told_with_its_signal(tmp_path):
+    done = run(tmp_path, 2, "print('begun', flush=True); time.sleep(0.5); os.abort()")
+    assert (done.returncode, done.stdout) == (134, "begun\n"), done.stderr
+    assert "killed by SIGABRT" in done.stderr and "exit code 0" not in done.stderr, done.stderr
+    assert not left_behind(tmp_path)
+
+
+def test_an_abort_of_one_rank_is_a_death_that_the_others_survive(tmp_path):
+    done = run(tmp_path, 2, """
+        import torch
+        if rank == 1:
+            os.abort()
+        model = torch.nn.Linear(4, 1)
+        for _ in range(3):
+            model(torch.ones(6, 4)).sum().backward()
+        print('done')
+    """)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "SIGABRT" in done.stderr, done.stderr
 
 
 def test_one_rank_killed_by_a_signal(tmp_path):

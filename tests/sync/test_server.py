@@ -90,6 +90,16 @@ def test_deaths_of_workers_and_servers_leave_no_sample_out(tmp_path, deaths, opt
     assert losses(run)[-1] < losses(run)[0]
 
 
+@pytest.mark.parametrize("rank, point, count", [
+    (0, "parting", 1), (3, "parting", 1), (1, "places", 2), (3, "places", 2), (0, "parted", 1), (3, "parted", 1)])
+def test_a_death_while_workers_and_servers_part_costs_nothing(tmp_path, rank, point, count):
+    run = trained(tmp_path, "-n", "4", "--sync", "server", "--servers", "2", TRAIN, "--epochs", "1",
+                  deaths=([rank, point, count],))
+    assert run.code == 0 and (run.folder / f".died-{rank}").exists(), run.err
+    assert [line.split()[2] for line in run.lines] == ["12"] and len(set(run.digests().values())) == 1
+    assert run.learnt() == dict.fromkeys(range(240), 1)
+
+
 def test_the_only_server_is_missed_in_one_line(tmp_path):
     run = trained(tmp_path, "-n", "3", "--sync", "server", TRAIN, deaths=([2, "push", 30],))
     assert run.code == 1 and "Traceback" not in run.err

@@ -154,17 +154,6 @@ class World:
 
         return cls(MPI.COMM_WORLD, board, patient, survives, first)
 
-    def without(self, servers: list[int]) -> World:
-        """The ranks that are no ``servers``, as a world; and the servers, as another. Both have lines to all."""
-        star = self.comm.Dup()
-        if self.survives:
-            star.Set_errhandler(self._mpi.ERRORS_RETURN)
-        comm = self.comm.Split(int(self.origin in servers), self.rank)
-        part = World(comm, self.board, self.patient, self.survives, origin=self.origin)
-        part.star, part.servers, part.hosts = star, servers, self.hosts
-        part._generation = self._generation + 1  # the same board, with marks of meetings so far
-        return part
-
     # -- collectives
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:

@@ -57,12 +57,11 @@ class Rounds:
 
     def __init__(self, every: int = 0) -> None:
         self.every = every  # exchanges between two looks at all of it; 0: as the time allows
-        self.factor = 1.0
         self.begin([])
 
     def begin(self, sizes: list[int]) -> None:
         """The blocks are these, by their bytes; a new round begins."""
-        self.costs = [_EACH + _BYTE * nbytes for nbytes in sizes]
+        self.costs, self.factor = [_EACH + _BYTE * nbytes for nbytes in sizes], 1.0  # as ranks have it that join
         self.at, self.count, self.credit, self._whole = 0, 0, 0.0, sum(self.costs)
         self.all_next = False
         self._chosen: range = range(0)

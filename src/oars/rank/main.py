@@ -261,10 +261,11 @@ def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: b
             true_exit(2)
         world.together("start", lambda: None)  # nobody goes on before all are there
         if plan.sync == "server":
+            from oars.engine.parting import without
             from oars.rank.serve import chosen
 
             gpus = plan.gpus if socket.gethostname() == plan.host else visible_gpus()
-            world = world.without(chosen(plan.servers, world.allgather(bool(gpus))))
+            world = without(world, chosen(plan.servers, world.allgather(bool(gpus))))
     except (MPI.Exception, RankLost):
         if plan.survives:  # somebody died before all were there: the supervisor sees it, and starts us all again
             os.kill(os.getpid(), signal.SIGKILL)
@@ -315,6 +316,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     from oars.adapt.python.imports import when_imported
 
     seams.install_signals(world if plan.sync == "allreduce" else None, folder, lambda: record.voice, world is None)
+    seams.install_warnings()
     verified, snapshots = plan.stop_after is not None, plan.snapshot is not None
     many = world is not None
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not

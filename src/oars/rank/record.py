@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from oars import debug, runfolder
 from oars.adapt import files
+from oars.rank import crash
 from oars.rank.times import Times
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ class Record:
         self.losses += len(ranks)
         if self._loss_at is None:
             self._loss_at = clock()
-        self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1)
+        crashes = {rank: found.name for rank in ranks if (found := crash.signal_of(self.folder, rank))}
+        self.event("lost", ranks=ranks, hosts=hosts, phase=phase, left=left, step=self.steps + 1,
+                   **({"signals": crashes} if crashes else {}))
+        for rank, name in crashes.items():
+            self.notice(f"rank {rank} was killed by {name}; the others continue")
 
     def grown(self, new: int, ranks: int, seconds: float) -> None:
         """``new`` ranks have joined, so that there are ``ranks``; training stood still for ``seconds``."""

@@ -31,6 +31,7 @@ from oars.hosts.lookout import write_addresses
 from oars.hosts.partition import Sides
 from oars.hosts.reach import Reach, lost_host, missing_hosts, not_started
 from oars.plan import Plan, error_file
+from oars.rank import crash
 from oars.rank.stdin import VARIABLE as STDIN_VARIABLE
 from oars.rank.stdin import StdinServer
 from oars.runfolder import CutOff, UsageError
@@ -381,18 +382,13 @@ class Supervisor:
         return 128 + number
 
 
-_CRASHES = {"Aborted": signal.SIGABRT, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS,
-            "Floating-point exception": signal.SIGFPE, "Floating point exception": signal.SIGFPE,
-            "Illegal instruction": signal.SIGILL}
-
-
 def _crashed(folder: Path, seen: set[str]) -> tuple[int, int] | None:
     """The first rank that died of a signal of its own making, and which, as Python wrote it down."""
     mark = runfolder.fatal("")
     for rank in sorted(int(name[len(mark):]) for name in seen if name.startswith(mark)):
-        said = re.match("Fatal Python error: (.*)", _read(folder / runfolder.fatal(rank)))
-        if said and said[1] in _CRASHES and runfolder.exit_file(rank) not in seen:
-            return rank, _CRASHES[said[1]]
+        number = crash.signal_of(folder, rank)
+        if number is not None and runfolder.exit_file(rank) not in seen:
+            return rank, number
     return None
 
 

@@ -3,7 +3,8 @@
 ``OARS_TEST_DEATHS`` is a JSON list of [rank, point, count]: that rank gets SIGKILL when it comes to the point for the
 count-th time. Points are named after what is going on; nothing of this is known to oars itself. ``OARS_TEST_SLOW`` is
 [rank, point, seconds]: there it sleeps, every time. ``OARS_TEST_FLIPS`` is a list of [rank, point, count, kind, seed]:
-there one bit changes in that rank's memory, in one of its weights, momenta or buffers, drawn by the seed.
+there one bit changes in that rank's memory, in one of its weights, momenta or buffers, drawn by the seed; or ("numpy")
+that rank alone draws a number.
 """
 
 import gc
@@ -39,6 +40,11 @@ def flip(kind, seed):
     """Change one bit, as a particle would: nothing but the memory knows of it."""
     import torch
 
+    if kind == "numpy":
+        import numpy as np
+
+        np.random.random()
+        return
     kinds = {"weights": [], "momenta": [], "buffers": []}
     for thing in gc.get_objects():
         if torch.optim.Optimizer in type(thing).__mro__:
@@ -54,7 +60,8 @@ def flip(kind, seed):
     at, bit = draw.randrange(len(data)), draw.randrange(8)
     data[at] ^= 1 << bit
     with open(os.path.join(os.environ["OARS_RUN_FOLDER"], f"flipped-{RANK}"), "a") as file:
-        file.write(f"{kind} {tuple(tensor.shape)} byte {at} bit {bit}\n")
+        steps = sys.modules["oars.adapt.torch.context"].ctx.record.steps
+        file.write(f"{kind} {tuple(tensor.shape)} byte {at} bit {bit}, steps {steps}\n")
 
 
 def around(owner, name, before=None, after=None):
@@ -75,6 +82,7 @@ def around(owner, name, before=None, after=None):
 def arm_world(module):
     world = module.World
     meet, recover, count = world._meet, world._recover, world._count
+    ask = world.places
 
     def _meet(self, kind, talk, *args, **kwargs):
         def armed():
@@ -90,11 +98,16 @@ def arm_world(module):
         here("recovery")
         return recover(self, *args)
 
+    def places(self, comm):
+        here("places")
+        return ask(self, comm)
+
     def _count(self):
         here("recovered" if hasattr(self, "rank") else "start")
         return count(self)
 
     world._meet, world._recover, world._count = _meet, _recover, _count
+    world.places = places
     if ["late", 1] in MINE:  # a second after the others have heard where it is
         wait = world._wait
 
@@ -105,6 +118,27 @@ def arm_world(module):
             wait(self, *args)
 
         world._wait = _wait
+
+
+def arm_joining(module):
+    inner = module._meet
+
+    def meet(world, connect, high):
+        side = "new" if high else "old"
+
+        def armed():
+            here(f"{side} connecting")
+            out = connect()
+            here(f"{side} connected")
+            return out
+
+        return inner(world, armed, high)
+
+    module._meet = meet
+
+
+def arm_parting(module):
+    around(module, "without", "parting", "parted")
 
 
 def arm_loaders(module):
@@ -170,6 +204,8 @@ def arm_holder(module):
 
 ARMS = {
     "oars.engine.world": arm_world,
+    "oars.engine.joining": arm_joining,
+    "oars.engine.parting": arm_parting,
     "oars.adapt.torch.batches.loaders": arm_loaders,
     "oars.adapt.torch.model.call": arm_calls,
     "oars.adapt.torch.pruning": arm_pruning,
@@ -218,6 +254,8 @@ def hide():
 
 
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK")
+if RANK is not None and sys.orig_argv[-1].isdigit():  # who joins others is told the number of the first of these
+    RANK = str(int(RANK) + int(sys.orig_argv[-1]))
 if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("OARS_TEST_SLOW")
                          or os.environ.get("OARS_TEST_FLIPS")):
     MINE = [death[1:] for death in json.loads(os.environ.get("OARS_TEST_DEATHS", "[]")) if death[0] == int(RANK)]
@@ -225,4 +263,6 @@ if RANK is not None and (os.environ.get("OARS_TEST_DEATHS") or os.environ.get("O
     FLIPS = [flip[1:] for flip in json.loads(os.environ.get("OARS_TEST_FLIPS", "[]")) if flip[0] == int(RANK)]
     if MINE or FLIPS or SLOW[:1] == [int(RANK)]:
         hide()
+        if MINE and all(point.startswith(("old ", "new ")) for point, *_ in MINE):
+            ARMS = {"oars.engine.joining": arm_joining}  # who plays the script does so without frames of ours
         sys.meta_path.insert(0, Finder())

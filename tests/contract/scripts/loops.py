@@ -68,6 +68,37 @@ def wasserstein_gan_with_gradient_penalty():
 
 
 @scene
+def gradients_that_are_exactly_zero():
+    """A critic's last bias: the fake half's gradient is the real half's, negated. Adam makes a step of full size of
+    anything else than zero. By one backward, by one for each half, and with gradients that are kept for two steps."""
+    critics = []
+    for halves, keeps in ((1, False), (2, False), (1, True), (2, True)):
+        torch.manual_seed(3)
+        g, d = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6)), mlp(classes=1)
+        od = torch.optim.Adam(d.parameters(), lr=1e-2, betas=(0.5, 0.9))
+        for step, (real, _) in enumerate(batches()):
+            n = len(real)
+            fake = g(torch.randn(n, 3)).detach()
+            mix = torch.rand(n, 1)
+            between = (mix * real + (1 - mix) * fake).requires_grad_(True)
+            (slope,) = torch.autograd.grad(d(between).sum(), between, create_graph=True)
+            penalty = 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            if not keeps or step % 2 == 0:
+                od.zero_grad()
+            if halves == 2:
+                (-d(real).mean()).backward()
+                d(fake).mean().backward()
+                penalty.backward()
+            else:
+                (d(fake).mean() - d(real).mean() + penalty).backward()
+            print("zero", (d[2].bias.grad == 0).item())
+            od.step()
+            say(penalty, "penalty")
+        critics.append(d)
+    keep(*critics)
+
+
+@scene
 def autograd_grad_over_weights():
     """torch.autograd.grad with respect to weights, used as a penalty and as an update."""
     model = mlp()

@@ -1,5 +1,10 @@
 """Training loops with unusual optimizers, precisions, parameters and schedules."""
 
+import os
+import resource
+import signal
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scenes import keep, mlp, play, say, scene, table
@@ -305,6 +310,47 @@ def sparse_gradients():
             say(loss)
     print(f"{torch.sparse.mm(links, model(words)).sum():.5f}")
     keep(model)
+
+
+@scene
+def numpy_that_raises():
+    """The script has NumPy raise where numbers get too small; its gradients, which are PyTorch's, may be that small."""
+    model = mlp()
+    opt = torch.optim.SGD(model.parameters(), lr=1e36)
+    before = np.seterr(all="raise")
+    try:
+        for xb, yb in batches():
+            step(opt, 1e-38 * F.cross_entropy(model(xb), yb))
+            print((model[0].weight.grad != 0).any().item(), (model[0].weight.grad.abs().max() < 1e-37).item())
+        try:
+            np.float32(1e-30) * np.float32(1e-30)
+        except FloatingPointError as error:
+            print(error)
+    finally:
+        np.seterr(**before)
+    keep(model)
+
+
+@scene
+def files_that_may_not_grow():
+    """A limit for the sizes of files, smaller than the gradients; the script's own files are held to it."""
+    model = nn.Linear(6, 60_000)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        for xb, yb in batches():
+            step(opt, F.cross_entropy(model(xb), yb))
+        try:
+            with open("large.bin", "wb") as file:
+                file.write(bytes(1 << 21))
+        except OSError as error:
+            print(error.strerror, os.path.getsize("large.bin"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    print(f"{sum(p.double().abs().sum() for p in model.parameters()):.6f}")
 
 
 @scene

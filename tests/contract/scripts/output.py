@@ -11,6 +11,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 from scenes import fit, mlp, play, scene, table
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 x, y = table(20)
@@ -67,6 +68,45 @@ def warned():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *rest: print("warning:", message, file=sys.stderr)
         warnings.warn("mind the gap", stacklevel=1)
+
+
+class Warns(nn.Module):
+    """Warns of its own call, of who called it, and of the caller's caller."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, a):
+        warnings.warn("here", stacklevel=1)
+        warnings.warn("the call of the module", RuntimeWarning, stacklevel=4)
+        return self.net(a)
+
+
+def told(a):
+    """Warns of the line that calls."""
+    warnings.warn("the caller", stacklevel=2)
+    return a * 2
+
+
+@scene
+def warnings_name_the_scripts_lines():
+    """What PyTorch warns of in an operation on a batch, in Python and in C++, and what a model warns of."""
+    model = Warns()
+    for xb, _ in DataLoader(TensorDataset(x, y), 8):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                F.mse_loss(xb[:, :1], torch.ones(8))
+            F.mse_loss(xb[:, :1], torch.ones(8))
+            F.l1_loss(model(xb)[:, 0], torch.ones(8, 1))
+            told(xb).sum()
+            xb[:1].std(0)  # C++
+            F.softmax(xb[:, 0] + 1)
+            model(xb).sum().backward()
+            xb.sum().item()
+        for each in caught:
+            print(each.category.__name__, os.path.basename(each.filename), each.lineno, str(each.message)[:40])
 
 
 @scene

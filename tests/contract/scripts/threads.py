@@ -70,19 +70,25 @@ def gradients_in_a_data_set():
 class Nested(Dataset):
     """Reads others with a loader of its own."""
 
+    def __init__(self, workers=0):
+        self.workers = workers
+
     def __len__(self):
         return 20
 
     def __getitem__(self, i):
         some = [a.mean(0) for a, _ in
-                DataLoader(torch.utils.data.Subset(data, range(i, i + 4)), batch_size=2, generator=torch.Generator())]
+                DataLoader(torch.utils.data.Subset(data, range(i, i + 4)), batch_size=2, num_workers=self.workers,
+                           generator=torch.Generator())]
         return torch.stack(some).mean(0), y[i]
 
 
 @scene
 def a_loader_in_a_data_set():
-    """With batches of its own."""
+    """With batches of its own; in workers, and with some."""
     fit(DataLoader(Nested(), batch_size=5), steps=3)
+    fit(DataLoader(Nested(), batch_size=5, num_workers=2), steps=3)
+    fit(DataLoader(Nested(workers=2), batch_size=4), steps=1)
 
 
 @scene
@@ -153,6 +159,32 @@ def an_evaluation_in_a_thread():
     fit(DataLoader(data, batch_size=10), model)
     thread.join()
     print(result)
+
+
+@scene
+def a_metric_in_a_thread():
+    """It counts while the training goes on, and is asked when it is through."""
+    model, box, seen = mlp(), queue.Queue(), [0, 0]
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def count():
+        while (item := box.get()) is not None:
+            out, labels = item
+            seen[0] += int((out.argmax(1) == labels).sum())
+            seen[1] += len(labels)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    for a, b in DataLoader(data, batch_size=7):
+        out = model(a)
+        opt.zero_grad()
+        F.cross_entropy(out, b).backward()
+        opt.step()
+        box.put((out.detach(), b))
+    box.put(None)
+    thread.join()
+    print(seen)
+    keep(model)
 
 
 @scene

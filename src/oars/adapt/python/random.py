@@ -92,7 +92,7 @@ def fingerprint() -> bytes:
         parts = stream.get_state()
         for part in parts if isinstance(parts, tuple) else (parts,):
             digest.update(bytes(part.numpy() if hasattr(part, "numpy") else part) if hasattr(part, "dtype")
-                          else repr(part).encode())
+                          else repr(hash(part) if isinstance(part, tuple) else part).encode())
     return digest.digest()
 
 

@@ -10,12 +10,13 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from oars.adapt.python import clock, figures, patching, random, signals, trackers
+from oars.adapt.python import clock, figures, patching, random, signals, trackers, warning_lines
 from oars.adapt.python.imports import when_imported
 from oars.adapt.python.patching import Seam, instead
 from oars.plan import Plan
@@ -124,6 +125,11 @@ def install_signals(world: World | None, folder: Path, voice: Callable[[], bool]
     """What sets handlers and timers; on one rank (``alone``) only so that the command knows of handlers."""
     signals.signals.attach(world, folder, voice, alone)
     patching.install(HANDLERS + SIGNALS if world is not None else HANDLERS, _EVERY)
+
+
+def install_warnings() -> None:
+    """Warnings name the script's lines, not ours."""
+    patching.install((Seam(warnings, "_showwarnmsg", (warning_lines.shown,)),), _EVERY)
 
 
 def install_figures(world: World) -> None:

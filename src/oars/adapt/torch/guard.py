@@ -1,6 +1,7 @@
 """``--guard``: the ranks' weights are compared, and a rank that is alone with its own takes the others'.
 
-The state is what models that the script has called and optimizers that it has made hold: parameters, buffers, momenta.
+The state is what models that the script has called and optimizers that it has made hold: parameters, buffers, momenta;
+and where the common random streams stand.
 Blocks of it are hashed at every exchange of gradients (``exchange/guard.py``), just before these are averaged; all of
 it before something is saved or a snapshot is taken, after a state was loaded, and at the end of the script.
 
@@ -34,6 +35,7 @@ from oars.adapt.torch.recovery import lineage
 from oars.adapt.torch.recovery.lineage import Entry, Irreplaceable
 from oars.adapt.torch.rows.tensor import Rows
 from oars.engine import Astray
+from oars.engine.retry import until_none_is_lost
 from oars.engine.world import RankLost
 from oars.exchange.guard import BLOCK, Line, Rounds, broadcast, digest, judged
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 OFF, REPORT, HEAL = "off", "report", "heal"
 _LOOK_AGAIN = 64  # exchanges: then tensors that have come or gone since are found
 _STREAMS = "the common random streams"
+_LIKE = 1 << 21  # bytes that take as long to look at as the streams do
 _numpy = torch._C.TensorBase.numpy  # past who records what a script reads
 
 
@@ -135,26 +138,18 @@ class Guard:
             return
         self._checked = ctx.moves, ctx.era, self._count  # once, where much is saved between two steps
         self._find()
-        while True:
-            try:
-                every = ctx.world.allgather_alike(np.array([_hash(self._blocks) - (1 << 63)]))
-                break
-            except RankLost:
-                lineage.renew()
+        every = until_none_is_lost(lambda: ctx.world.allgather_alike(np.array([_hash(self._blocks) - (1 << 63)])),
+                                   lineage.renew)
         if (every == every[0]).all():
             self.agreed = ctx.record.steps
-            return
-        while True:
-            try:
-                self._differ(before)
-                return
-            except RankLost:
-                lineage.renew()
+        else:
+            until_none_is_lost(lambda: self._differ(before), lineage.renew)
 
     def _find(self) -> None:
         self._state = _state()
         self._blocks = [block for tensor in self._state.values() for block in _blocks(tensor)]
-        sizes = [block.nbytes for block in self._blocks]
+        sizes = [*(block.nbytes for block in self._blocks), _LIKE]
+        self._blocks.append(_STREAMS)
         if (ctx.era, sizes) != self._sizes:
             self._sizes = ctx.era, sizes
             self.rounds.begin(sizes)
@@ -176,6 +171,9 @@ class Guard:
             _put(list(self._before.values()))
         every = world.allgather((now, self._hashes()))
         found, to_heal = judged([now for now, _ in every]), judged([then for _, then in every])
+        if streams := found.pop(_STREAMS, None):
+            to_heal.pop(_STREAMS)
+            self._streams_differ(streams[0], streams[1], before)
         if not found and not to_heal:  # ranks have looked at other tensors: one was gone sooner here than there
             _put([(buffer, held) for (buffer, _), held in zip(self._before.values(), after, strict=False)])
             self._sizes = None
@@ -199,11 +197,29 @@ class Guard:
     def _take_over(self) -> None:
         """Ranks that have each done all of the work differ: where most are alike they are right, else the first is."""
         found = judged(ctx.world.allgather(self._hashes()))
-        if not found:  # they have looked at other tensors
+        if streams := found.pop(_STREAMS, None):
+            self._streams_differ(*streams, "")
+        elif not found:  # they have looked at other tensors
             self._sizes = None
             return
         self._heal({name: right or 0 for name, (right, _) in found.items()})
         ctx.sharing.differ()
+
+    def _streams_differ(self, right: int | None, ranks: list[int], before: str) -> None:
+        """Numbers were drawn on some ranks only. Any rank's streams are as good as another's, if all have the same."""
+        alone = [] if right is None else [ctx.members[rank] for rank in ranks]
+        steps = ctx.record.steps
+        ctx.record.event("differ", step=steps, tensors=[_STREAMS], ranks=alone, agreed=self.agreed, healed=self.heals)
+        who = "on some ranks only" if not alone else f"on rank {alone[0]} only" if len(alone) == 1 else (
+            f"on ranks {', '.join(map(str, alone))} only")
+        text = f"the ranks' random streams differ: something drew numbers {who}"
+        if text not in self._said:
+            self._said.add(text)
+            going_on = f"; all ranks continue from rank {ctx.members[right or 0]}'s" if self.heals else ""
+            ctx.record.notice(f"{text}. Found {f'before {before}' if before else f'in step {steps + 1}'}{going_on}")
+        if self.heals:
+            states = ctx.world.allgather(random.state() if ctx.world.rank == (right or 0) else None)
+            random.restore(states[right or 0])
 
     def _hashes(self) -> dict[str, int]:
         found = {name: _hash(_blocks(tensor)) for name, tensor in self._state.items()}
@@ -238,10 +254,6 @@ class Guard:
 
     def _heal(self, rights: dict[str, int]) -> None:
         for name, right in rights.items():
-            if name == _STREAMS:
-                states = ctx.world.allgather(random.state() if ctx.world.rank == right else None)
-                random.restore(states[right])
-                continue
             for block in _blocks(self._state[name]):
                 data = block if isinstance(block, np.ndarray) else _numpy(block.cpu())
                 broadcast(ctx.world, data, right)
@@ -325,9 +337,11 @@ def _blocks(tensor: torch.Tensor) -> list[Any]:
 
 def _hash(blocks: list[Any]) -> int:
     found = 0
-    there = [block for block in blocks if not isinstance(block, np.ndarray)]
+    there = [block for block in blocks if isinstance(block, torch.Tensor)]
     for block in blocks:
-        if isinstance(block, np.ndarray):
+        if block is _STREAMS:
+            found = digest(np.frombuffer(random.fingerprint(), np.uint8), found)
+        elif isinstance(block, np.ndarray):
             found = digest(block, found)
     if there:  # one wait for the device
         for value in torch.stack([_on_device(block) for block in there]).tolist():

@@ -14,7 +14,7 @@ from oars.adapt.torch.context import ctx
 from oars.exchange.allreduce import Exchange, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch.optim.optimizer import Optimizer
 
@@ -102,16 +102,34 @@ class Packing:
         return [ref() for ref in self._odd]
 
     def lay_in(self, exchange: Exchange, gradients: list[torch.Tensor], some: list[int] | None = None) -> None:
-        """Copy gradients into this rank's inbox: of all leaves, or of some, by their places in the plan."""
+        """Copy gradients into this rank's inbox: of all leaves, or of some, by their places in the plan.
+
+        Without what was there before the backward: the sum of that and of a rank's part is rounded, differently on each
+        rank, and a gradient that is zero on one process (a critic's last bias, fakes against samples) would not be.
+        """
         if self._generation != exchange.generation:
             self._inbox, self._result = self.layout.views(exchange.inbox), self.layout.views(exchange.result)
             self._generation = exchange.generation
         if gradients:
             torch._foreach_copy_(self._inbox if some is None else [self._inbox[i] for i in some], gradients)
+            for i, held in self.held(some):
+                self._inbox[i].sub_(held.to("cpu"))
 
     def take_out(self, gradients: list[torch.Tensor]) -> None:
         """Copy the averages into the gradients."""
         torch._foreach_copy_(gradients, self._result)
+        for i, held in self.held():
+            gradients[i].add_(held)
+
+    def held(self, some: list[int] | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """What leaves held before, equal on all ranks, by their places; not where it is zero or not finite."""
+        base = ctx.gradients.base
+        for i in () if not base else range(len(self._refs)) if some is None else some:
+            if (known := base.get(id(self._refs[i]()))) is None:
+                continue
+            held = real(known[1])
+            if held.layout is torch.strided and held.numel() and 0 < held.abs().amax() < torch.inf:
+                yield i, held
 
 
 class Weights:

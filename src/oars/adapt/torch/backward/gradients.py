@@ -366,7 +366,7 @@ class Gradients:
             if ctx.guard is not None:
                 ctx.guard.compare(headers[:, 7:])
             if on_gpu:
-                average_on_gpu(gradients)
+                average_on_gpu(gradients, list(packing.held()))
             elif left > 0:
                 packing.lay_in(exchange, [])
                 packing.take_out(gradients)

@@ -9,14 +9,18 @@ from oars.adapt.torch.context import ctx
 from oars.adapt.torch.rows import collectives
 
 
-def average_on_gpu(gradients: list[torch.Tensor]) -> None:
-    """One flat message per dtype, over NCCL."""
+def average_on_gpu(gradients: list[torch.Tensor], held: list[tuple[int, torch.Tensor]]) -> None:
+    """One flat message per dtype, over NCCL; without what gradients held before, see ``Packing.lay_in``."""
+    for i, before in held:
+        gradients[i].sub_(before)
     for dtype in dict.fromkeys(g.dtype for g in gradients):  # a set's order is that of addresses
         some = [g for g in gradients if g.dtype == dtype]
         flat = ctx.nccl().allreduce(torch.cat([g.reshape(-1) for g in some])).div_(ctx.size)
         ctx.world.exchanged += flat.nbytes
         torch._foreach_copy_(some, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in some]), some,
                                                                 strict=True)])
+    for i, before in held:
+        gradients[i].add_(before)
 
 
 def mean_one_by_one(grad: torch.Tensor) -> torch.Tensor:

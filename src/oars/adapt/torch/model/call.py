@@ -325,6 +325,8 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     module = getattr(module, "_orig_mod", module)
     if module._forward_hooks or module._forward_pre_hooks or hooks_of_all_modules():
         ctx.note("hooks")  # they are to see the global batch
+    if module._compiled_call_impl is None:  # by PyTorch's own frames, where a warning counts them
+        return _call(module, *args, **kwargs)
     return module._call_impl(*args, **kwargs)
 
 
