@@ -105,7 +105,13 @@ extern __thread int plain_mode; /* this thread's calls pass as they are */
 extern __thread long changes_made;
 extern volatile unsigned news_number; /* grows with everything learnt from others */
 
-static inline int active(void) { return config.side != OFF && !plain_mode; }
+extern volatile int loaded; /* control.c */
+void load(void);
+static inline int active(void)
+{
+  if (!loaded) load(); /* another library's constructor comes before ours */
+  return config.side != OFF && !plain_mode;
+}
 int tables_open(enum side side);
 void logs_are_read(void);
 struct entry *entry_of(const char *path);
