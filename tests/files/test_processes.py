@@ -180,6 +180,38 @@ def test_files_before_main_are_one_voices(tmp_path: Path) -> None:
     compare(tmp_path, body, ranks=2)
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_limit_for_the_size_of_files_holds_for_the_scripts_own(hard: bool, tmp_path: Path) -> None:
+    """What the library copies and writes down is more than the limit; only where it may not lift that, copying fails."""
+    body = f"""
+        import os, resource, signal, subprocess
+        open("new.txt", "w").write("n" * 9000); lag("others")
+        limit = 40000 if {hard} else 5000; resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit if {hard} else resource.RLIM_INFINITY))
+        def tries(what, act):
+            try: print(what, act())
+            except OSError as e: print(what, type(e).__name__, e.errno, e.filename)
+        def writes(name, mode, size):
+            with open(name, mode, buffering=0) as f: return f.write(b"w" * size), f.write(b"more")
+        tries("new", lambda: writes("fresh", "wb", limit)); tries("append", lambda: writes("log", "ab", limit)); tries("all", lambda: writes("large", "wb", limit - 4))
+        tries("grown", lambda: os.truncate("new.txt", limit + 1)); tries("cut", lambda: os.truncate("new.txt", 10)); print(resource.getrlimit(resource.RLIMIT_FSIZE)[0] == limit)
+        for i in range({40 if hard else 150}): open(f"small-{{i}}", "w").close()
+        for i in range({40 if hard else 150}): os.remove(f"small-{{i}}")
+        sh = lambda command: subprocess.run(command, shell=True, capture_output=True, text=True)
+        for command in ("head -c 50000 /dev/zero > by_child", "truncate -s 7 larger", "cp larger copied", "ls | wc -l", "mv old.txt moved; rm -r old; cat moved; wc -c < larger"):
+            done = sh(command + " 2> /dev/null"); print(done.stdout, done.returncode)
+        if not {hard}:
+            with open("huge", "r+b") as f: print(f.write(b"begin"), f.seek(0, 2))
+            print(os.path.getsize("huge"), open("huge", "rb").read(8)); done = sh("dd if=/dev/zero of=huge bs=1 count=3 seek=5 conv=notrunc 2> /dev/null; wc -c < huge"); print(done.stdout, done.returncode)
+        print({{n: os.lstat(n).st_size for n in sorted(os.listdir(".")) if os.path.isfile(n)}})
+    """
+
+    def larger(folder: Path) -> None:
+        for name, size in (("log", 10), ("large", 30000), ("larger", 30000), ("huge", 60000)):
+            (folder / name).write_bytes(b"o" * size)
+
+    compare(tmp_path, body, ranks=2, prepared=larger)
+
+
 @pytest.mark.parametrize("act", [
     "ctypes.PyDLL(None).open(b'x', os.O_WRONLY | os.O_CREAT, 0o644)",  # as C code does that keeps the interpreter's lock
     "os.fork() or os._exit(0)",

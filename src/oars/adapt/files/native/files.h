@@ -59,6 +59,9 @@ long sys_readlink(const char *path, char *text, size_t room); /* the text ends w
 int sys_close(int fd);
 long sys_write(int fd, const void *data, size_t length);
 int sys_make_folders(const char *path); /* like mkdir -p */
+typedef struct { uint64_t soft, hard; } limits;
+int limits_lift(limits *kept, uint64_t size); /* -EFBIG: no file may be so large */
+void limits_back(const limits *kept);
 int copy_contents(int from, int to);
 int copy_file(int from, const char *path, int empty); /* a new file with contents, mode and times of an open one */
 long border(long result); /* sets errno */

@@ -199,6 +199,15 @@ static void unescape(char *text)
   *out = 0;
 }
 
+static int no_room(void)
+{
+  static const char say[] = "oars: the limit for the size of files (ulimit -f) is too small to write down what the run changes: "
+                            "ranks may see each other's files\n";
+  static int said;
+  if (!said++) sys_write(2, say, sizeof say - 1);
+  return -EFBIG;
+}
+
 /* One line, visible to every reader when this returns; table_lock is held. */
 static int append(struct log *l, unsigned char tag, const char *kept, const char *path)
 {
@@ -217,7 +226,10 @@ static int append(struct log *l, unsigned char tag, const char *kept, const char
   line[n++] = ';';
   line[n++] = '\n';
   changes_made++;
+  limits script;
+  if (limits_lift(&script, (uint64_t)raw(SYS_lseek, l->fd, 0, SEEK_END, 0, 0, 0) + n) < 0) return no_room();
   long wrote = sys_write(l->fd, line, n);
+  limits_back(&script);
   if (wrote != (long)n) return wrote < 0 ? (int)wrote : -ENOSPC;
   if (l->nfs) raw(SYS_fsync, l->fd, 0, 0, 0, 0, 0);
   if (raw(SYS_lseek, l->fd, 0, SEEK_END, 0, 0, 0) == l->end + (off_t)n) l->end += (off_t)n; /* nobody else wrote */
