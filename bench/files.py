@@ -5,8 +5,10 @@
     python bench/files.py --only opens         # or torch, writes
 
 Four processes take turns: *plain*, *again* (plain too: what it differs by is noise), the *voice* (the library preloaded
-as the run's first rank has it) and a *rank* (as every other rank has it, in the same run). Each figure is a median over
-the turns; a difference or a ratio is taken within each turn first.
+as the run's first rank has it) and a *rank* (as every other rank has it, in the same run). Each figure is processor
+time, the kernel's included, and a median over the turns; a difference or a ratio is taken within each turn first. Files
+are made in the temporary folder (TMPDIR); /dev/shm will not do, for it is the same for all ranks. Where many files have
+just been removed, ext4 takes long to make others, by chance for one process and not for another: see what *again* says.
 
 - an `os.open` and `os.close` of a file for reading, by its absolute and by its relative name; goal: at most 5 us more;
 - `import torch` in a new process; goal: at most 2 % slower;
@@ -54,14 +56,14 @@ def torch():
 
 for line in sys.stdin:
     what, *words = line.split()
-    began = time.perf_counter()
+    began = time.process_time()
     globals()[what](*words)
-    print(time.perf_counter() - began, flush=True)
+    print(time.process_time() - began, flush=True)
 """.replace("KINDS", repr(KINDS))
 
 
 class Worker:
-    """A process of one kind, which does what it is told and says how long it took."""
+    """A process of one kind, which does what it is told and says what processor time it took."""
 
     def __init__(self, kind, folder):
         before = preload() if kind in ("voice", "rank") else []
@@ -162,7 +164,7 @@ def main():
                 for inner in ("work", "shared", "temporary"):
                     (folder / inner).mkdir()
                 found |= measure(folder, args.quick)
-    table = Table(box=box.SIMPLE, title="medians over turns; in brackets: beside plain, in the same turn")
+    table = Table(box=box.SIMPLE, title="processor time, medians of turns; in brackets: beside plain, in the same turn")
     for column in ("", *KINDS, "goal"):
         table.add_column(column, justify="left" if not column else "right")
     for what, took in found.items():

@@ -74,6 +74,7 @@ void arena_look(int begin); /* around a fork */
 typedef struct { uint64_t before; } signals;
 signals signals_off(void);
 void signals_back(signals kept);
+void signal_taken(int number); /* within such a part: as if it had not come */
 typedef struct { volatile int held; } lock;
 void lock_take(lock *l);
 int lock_try(lock *l, double seconds);
@@ -150,7 +151,11 @@ int descriptor_is_ours(int fd);
 void descriptor_moves(int fd);
 
 /* ---- view.c ---- */
-struct place { char where[BIG], target[BIG]; int state; };
+struct place {
+  char where[BIG], target[BIG];
+  int state, looked, error; /* looked: find has, with this error or none, and has left in st what it saw */
+  struct stat st;
+};
 struct work { /* buffers of one operation; first and second hold its paths, more to link are find's own */
   struct place a, b, c;
   char first[BIG], second[BIG], more[BIG], head[BIG], walk[BIG], link[BIG], text[8][BIG];

@@ -329,15 +329,29 @@ double seconds_now(void)
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-signals signals_off(void) /* a handler that uses files must not meet a lock that its own thread holds */
+/* A handler that uses files must not meet a lock that its own thread holds. Within such a part others cost nothing. */
+static __thread int parts;
+
+signals signals_off(void)
 {
-  signals kept;
+  signals kept = {0};
   uint64_t all = ~(uint64_t)0;
-  raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&kept.before, 8, 0, 0);
+  if (!parts) raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&kept.before, 8, 0, 0);
+  parts++; /* only now: a handler before this is outside */
   return kept;
 }
 
-void signals_back(signals kept) { raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&kept.before, 0, 8, 0, 0); }
+void signals_back(signals kept)
+{
+  if (!--parts) raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&kept.before, 0, 8, 0, 0);
+}
+
+void signal_taken(int number)
+{
+  uint64_t set = (uint64_t)1 << (number - 1);
+  struct timespec at_once = {0, 0};
+  raw(SYS_rt_sigtimedwait, (long)&set, 0, (long)&at_once, 8, 0, 0);
+}
 
 void lock_take(lock *l)
 {
