@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist flips
+.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist flips bench-files
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-evolve  networks that are cut, and samples left out, beside tuned controls (hours; ARGS=\"--tables A --seeds 0\" for less)"
 	@echo "make bench-label  what labelling costs, beside random choice, and whether the goals are reached (hours; ARGS=--quick)"
 	@echo "make bench-hosts  steps between hosts against DDP by hand, over links of 1 and 10 Gb/s (root, iproute2; hours; ARGS=--quick for a short one)"
+	@echo "make bench-files  what the file library costs: opening, importing torch, writing small files (ARGS=--quick)"
 	@echo "make higgs  the HIGGS network as it is and cut to a third, on generated data, with a picture"
 	@echo "make chaos  200 trainings in which ranks die (ARGS=\"--runs 20\" for fewer)"
 	@echo "make flips  200 trainings in which a bit of one rank's memory flips (ARGS=\"--runs 20\" for fewer, ARGS=--paced at the guard's own pace)"
@@ -116,6 +117,9 @@ bench-evolve: .venv/dev
 
 bench-label: .venv/dev
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/label.py $(ARGS)
+
+bench-files: .venv/run
+	@$(BIN)/python bench/files.py $(ARGS)
 
 higgs: .venv/dev
 	@$(BIN)/python examples/higgs/run.py $(ARGS)

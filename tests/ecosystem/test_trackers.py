@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -48,6 +51,17 @@ import wandb
 run = wandb.init(project="small", config={"rows": len(x)})
 train(lambda loss: run.log({"loss": loss}))
 run.finish()
+"""
+OF_COMET = TRAIN + """
+os.environ["COMET_API_KEY"] = f"{os.getpid():025}"  # with every question
+import comet_ml
+begin = {"start": comet_ml.start, "start, online": lambda: comet_ml.start(online=True),
+         "Experiment": comet_ml.Experiment,
+         "ExistingExperiment": lambda: comet_ml.ExistingExperiment(experiment_key="0" * 32)}[os.environ["BEGIN"]]
+experiment = begin()
+train(lambda loss: experiment.log_metric("loss", loss))
+experiment.end()
+print("done")
 """
 
 
@@ -121,6 +135,32 @@ def test_wandb_keeps_one_run(tmp_path: Path) -> None:
     run = Run(tmp_path, "--quiet", "-n", 2, "script.py", WANDB_MODE="offline", WANDB_SILENT="true")
     assert run.code == 0, run
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
+@pytest.mark.parametrize("begin", ["start", "start, online", "Experiment", "ExistingExperiment"])
+def test_comet_is_spoken_to_by_the_first_rank_only(begin: str, tmp_path: Path) -> None:
+    """A server that says no to all: the script goes on."""
+    asked: set[str] = set()
+
+    class No(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")
+            asked.update(re.findall(r"(?<!\d)0{10}\d{15}(?!\d)", f"{self.path} {self.headers} {body}"))
+            self.send_error(400)
+
+        do_GET = do_PUT = do_POST
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    (tmp_path / "script.py").write_text(OF_COMET)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), No) as refuses:
+        threading.Thread(target=refuses.serve_forever, daemon=True).start()
+        run = Run(tmp_path, "--quiet", "-n", 2, "script.py", BEGIN=begin, HOME=str(tmp_path),
+                  COMET_URL_OVERRIDE=f"http://127.0.0.1:{refuses.server_port}/clientlib/")
+        assert run.end() is not None
+        refuses.shutdown()
+    assert asked == {f"{json.loads((run.folder / 'born-0').read_text())[1]:025}"}, run
 
 
 @pytest.mark.parametrize(("asked_for", "rank", "kept"), [

@@ -1,14 +1,17 @@
 """Files that libraries write by native code are one voice's, in whatever order ranks come (see tests/files/test_native.py).
 
-    .venv-ecosystem/bin/python -m pytest tests/ecosystem/test_written.py -m more     # the other seeds
+    .venv-ecosystem/bin/python -m pytest tests/ecosystem/test_written.py -m more     # the other seeds, and the deaths
 """
 # ruff: noqa: E501  (the scripts read best one act per line)
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from killed import OneProcess
 from on_ranks import build_delays, compare, seeded
 
 SCRIPTS = {
@@ -101,5 +104,21 @@ def delays(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("seed", seeded(1))
 def test_what_libraries_write_is_one_voices_in_any_order(seed: int, name: str, tmp_path: Path, delays: str) -> None:
-    compare(tmp_path, SCRIPTS[name], ranks=2, before=[delays], limit=180, PYTHONHASHSEED="0", DELAYS_SEED=str(seed),
-            DELAYS_UNDER=str(tmp_path), DELAYS_MOST="50000" if seed % 2 else "10000")
+    compare(tmp_path, SCRIPTS[name], ranks=2, before=[delays], limit=420, PYTHONHASHSEED="0", DELAYS_SEED=str(seed),
+            DELAYS_UNDER=str(tmp_path), DELAYS_MOST="3000" if seed < 2 else "50000")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory, delays: str) -> Callable[[str], OneProcess]:
+    return functools.cache(lambda name: OneProcess(
+        tmp_path_factory.mktemp(name), SCRIPTS[name], before=[delays], limit=420, PYTHONHASHSEED="0", DELAYS_MOST="3000",
+        DELAYS_SEED="0"))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["boosted_trees", "hugging_face"])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_libraries_write_is_whole_when_the_voice_is_killed(
+    seed: int, name: str, tmp_path: Path, one_process: Callable[[str], OneProcess],
+) -> None:
+    one_process(name).survives(seed, tmp_path)

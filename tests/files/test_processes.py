@@ -6,6 +6,7 @@ Scripts run under plain Python and on ranks, as in ``test_files.py``; some on on
 
 from __future__ import annotations
 
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -98,6 +99,117 @@ def alone(tmp_path: Path, body: str) -> list[str]:
     work.mkdir()
     script.write_text(WATCHED + "import os\nfrom oars.adapt import files\nfrom oars.adapt.files import library\n" + textwrap.dedent(body))
     return ended(start(1, 2, work, script, tmp_path / "shared")).splitlines()
+
+
+IN_A_HANDLER = r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+volatile int handled, failed;
+static void handle(int number)
+{
+  int before = errno;
+  struct stat st;
+  int fd = open("h/part", O_WRONLY | O_CREAT | O_TRUNC, 0644), log = open("h/log", O_WRONLY | O_CREAT | O_APPEND, 0644);
+  failed += fd < 0 || log < 0 || write(fd, "whole", 5) != 5 || write(log, "x", 1) != 1 || close(fd) || close(log);
+  failed += rename("h/part", "h/made") || stat("h/made", &st) || st.st_size != 5 || mkdir("h/d", 0755) || rmdir("h/d");
+  failed += link("h/made", "h/other") || unlink("h/other") || access("old.txt", R_OK) || access("h/part", F_OK) == 0;
+  handled++;
+  errno = before;
+}
+void begin(int first, int every)
+{
+  struct sigaction how = {.sa_handler = handle, .sa_flags = SA_RESTART};
+  struct itimerval timer = {{0, every}, {0, first}};
+  sigaction(SIGALRM, &how, NULL);
+  setitimer(ITIMER_REAL, &timer, NULL);
+}
+"""
+BEFORE_MAIN = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/stat.h>
+__attribute__((constructor)) static void first(void)
+{
+  struct stat st;
+  int fd = open("log", O_WRONLY | O_CREAT | O_APPEND, 0644), there = stat("by_voice", &st) == 0;
+  dprintf(fd, "%s %d\n", WHO, there);
+  close(fd);
+  mkdir(WHO, 0755);
+}
+#ifdef MAIN
+int main(void) { puts("main"); return rename("main", "moved"); }
+#endif
+"""
+
+
+def test_files_in_a_signal_handler_are_one_voices(tmp_path: Path) -> None:
+    """A handler in C, every five milliseconds, in the middle of what the script does with files."""
+    (tmp_path / "handler.c").write_text(IN_A_HANDLER)
+    library = tmp_path / "handler.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, "handler.c"], cwd=tmp_path, check=True)
+    body = f"""
+        import ctypes, os
+        library = ctypes.CDLL({str(library)!r}); handled, failed = (ctypes.c_int.in_dll(library, n) for n in ("handled", "failed"))
+        os.mkdir("h"); library.begin(1000, 5000); i = 0
+        while handled.value < 200 or i < 200:
+            i += 1; name = f"f{{i % 7}}"
+            with open(name, "w") as f: f.write(name)
+            os.rename(name, "moved"); os.mkdir("m"); assert os.listdir("m") == [] and open("moved").read() == name; os.rmdir("m"); os.unlink("moved"); os.stat("old.txt")
+        library.begin(0, 0); print(failed.value, os.path.getsize("h/log") == handled.value, sorted(os.listdir("h")), sorted(os.listdir("."))); os.truncate("h/log", 3)
+    """
+    compare(tmp_path, body, ranks=2)
+
+
+def test_files_before_main_are_one_voices(tmp_path: Path) -> None:
+    """Constructors of a program and of a library that it is linked with; the dynamic loader may run either before ours."""
+    (tmp_path / "early.c").write_text(BEFORE_MAIN)
+    subprocess.run(["cc", "-shared", "-fPIC", '-DWHO="library"', "-o", "libearly.so", "early.c"], cwd=tmp_path, check=True)
+    subprocess.run(["cc", "-DMAIN", '-DWHO="main"', "-o", "early", "early.c", "-Wl,--no-as-needed", "-L.", "-learly",
+                    f"-Wl,-rpath,{tmp_path}"], cwd=tmp_path, check=True)
+    body = f"""
+        import os, subprocess
+        lag("others"); print(subprocess.run([{str(tmp_path / "early")!r}], capture_output=True, text=True).stdout)
+        open("by_voice", "w").close(); lag("others", 0.5); print(open("log").read(), sorted(os.listdir(".")))
+    """
+    compare(tmp_path, body, ranks=2)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_limit_for_the_size_of_files_holds_for_the_scripts_own(hard: bool, tmp_path: Path) -> None:
+    """What the library copies and writes down is more than the limit; only where it may not lift that, copying fails."""
+    body = f"""
+        import os, resource, signal, subprocess
+        open("new.txt", "w").write("n" * 9000); lag("others")
+        limit = 40000 if {hard} else 5000; resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit if {hard} else resource.RLIM_INFINITY))
+        def tries(what, act):
+            try: print(what, act())
+            except OSError as e: print(what, type(e).__name__, e.errno, e.filename)
+        def writes(name, mode, size):
+            with open(name, mode, buffering=0) as f: return f.write(b"w" * size), f.write(b"more")
+        tries("new", lambda: writes("fresh", "wb", limit)); tries("append", lambda: writes("log", "ab", limit)); tries("all", lambda: writes("large", "wb", limit - 4))
+        tries("grown", lambda: os.truncate("new.txt", limit + 1)); tries("cut", lambda: os.truncate("new.txt", 10)); print(resource.getrlimit(resource.RLIMIT_FSIZE)[0] == limit)
+        for i in range({40 if hard else 150}): open(f"small-{{i}}", "w").close()
+        for i in range({40 if hard else 150}): os.remove(f"small-{{i}}")
+        sh = lambda command: subprocess.run(command, shell=True, capture_output=True, text=True)
+        for command in ("head -c 50000 /dev/zero > by_child", "truncate -s 7 larger", "cp larger copied", "ls | wc -l", "mv old.txt moved; rm -r old; cat moved; wc -c < larger"):
+            done = sh(command + " 2> /dev/null"); print(done.stdout, done.returncode)
+        if not {hard}:
+            with open("huge", "r+b") as f: print(f.write(b"begin"), f.seek(0, 2))
+            print(os.path.getsize("huge"), open("huge", "rb").read(8)); done = sh("dd if=/dev/zero of=huge bs=1 count=3 seek=5 conv=notrunc 2> /dev/null; wc -c < huge"); print(done.stdout, done.returncode)
+        print({{n: os.lstat(n).st_size for n in sorted(os.listdir(".")) if os.path.isfile(n)}})
+    """
+
+    def larger(folder: Path) -> None:
+        for name, size in (("log", 10), ("large", 30000), ("larger", 30000), ("huge", 60000)):
+            (folder / name).write_bytes(b"o" * size)
+
+    compare(tmp_path, body, ranks=2, prepared=larger)
 
 
 @pytest.mark.parametrize("act", [

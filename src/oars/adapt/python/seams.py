@@ -150,3 +150,5 @@ def install_trackers(world: World) -> None:
         trackers.keep_local()
         when_imported("mlflow", lambda mlflow: patching.install(
             (Seam(mlflow, "set_tracking_uri", (trackers.local_uri,)),), _EVERY))
+        when_imported("comet_ml", lambda comet: patching.install(
+            (Seam(comet.Experiment, "__init__", (trackers.off,)),), _EVERY))

@@ -2,8 +2,8 @@
 
 Each has a switch of its own for that, which is set before it is imported. What it then writes goes to the rank's
 overlay, so it is there if the rank becomes the voice. wandb writes by a program in Go, which the overlay does not
-reach; it is off on these ranks. Trackers that only write files (Aim, TensorBoard, MLflow without a server) need
-none of this.
+reach; it is off on these ranks. Comet's switch is for ``comet_ml.start`` alone; its classes that always send are off.
+Trackers that only write files (Aim, TensorBoard, MLflow without a server) need none of this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFFLINE = {
     "neptune": ("NEPTUNE_MODE", "offline", "neptune sync"),
     "neptune_scale": ("NEPTUNE_MODE", "offline", "neptune sync"),
     "clearml": ("CLEARML_OFFLINE_MODE", "1", "clearml-task --import-offline-session"),
-    "comet_ml": ("COMET_START_ONLINE", "0", "comet upload"),
+    "comet_ml": ("COMET_START_ONLINE", "0", "comet upload; one that Experiment() began is off"),
     "swanlab": ("SWANLAB_MODE", "offline", "swanlab sync"),
 }
 _OFF = ("disabled", "debug")  # what a user may have asked for
@@ -43,6 +43,14 @@ def local_uri(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(_kept_here(uri))
 
     return set_uri
+
+
+def off(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``comet_ml.Experiment``'s ``__init__``, on the same ranks."""
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **{**kwargs, "disabled": True})
+
+    return init
 
 
 def _kept_here(uri: Any) -> Any:

@@ -105,10 +105,15 @@ static void take_out(void)
     unsetenv("LD_PRELOAD");
 }
 
-__attribute__((constructor)) static void loaded(void)
+volatile int loaded;
+
+/* A child of a rank begins: when the dynamic loader comes to us, or at the first call, whichever is earlier. */
+__attribute__((constructor)) void load(void)
 {
+  if (loaded) return;
+  loaded = 1;
   Dl_info us;
-  if (dladdr((void *)loaded, &us) && us.dli_fname) strncpy(library_path, us.dli_fname, sizeof library_path - 1);
+  if (dladdr((void *)load, &us) && us.dli_fname) strncpy(library_path, us.dli_fname, sizeof library_path - 1);
   const char *file = getenv("OARS_FILES");
   char name[PATH_MAX];
   if (file && strlen(file) < sizeof name) {

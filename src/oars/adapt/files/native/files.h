@@ -67,6 +67,9 @@ long sys_readlink(const char *path, char *text, size_t room); /* the text ends w
 int sys_close(int fd);
 long sys_write(int fd, const void *data, size_t length);
 int sys_make_folders(const char *path); /* like mkdir -p */
+typedef struct { uint64_t soft, hard; } limits;
+int limits_lift(limits *kept, uint64_t size); /* -EFBIG: no file may be so large */
+void limits_back(const limits *kept);
 int copy_contents(int from, int to);
 int copy_file(int from, const char *path, int empty); /* a new file with contents, mode and times of an open one */
 long border(long result); /* sets errno */
@@ -79,6 +82,7 @@ void arena_look(int begin); /* around a fork */
 typedef struct { uint64_t before; } signals;
 signals signals_off(void);
 void signals_back(signals kept);
+void signal_taken(int number); /* within such a part: as if it had not come */
 typedef struct { volatile int held; } lock;
 void lock_take(lock *l);
 int lock_try(lock *l, double seconds);
@@ -113,7 +117,13 @@ extern __thread int plain_mode; /* this thread's calls pass as they are */
 extern __thread long changes_made;
 extern volatile unsigned news_number; /* grows with everything learnt from others */
 
-static inline int active(void) { return config.side != OFF && !plain_mode; }
+extern volatile int loaded; /* control.c */
+void load(void);
+static inline int active(void)
+{
+  if (!loaded) load(); /* another library's constructor comes before ours */
+  return config.side != OFF && !plain_mode;
+}
 int tables_open(enum side side);
 void logs_are_read(void);
 struct entry *entry_of(const char *path);
@@ -149,7 +159,11 @@ int descriptor_is_ours(int fd);
 void descriptor_moves(int fd);
 
 /* ---- view.c ---- */
-struct place { char where[BIG], target[BIG]; int state; };
+struct place {
+  char where[BIG], target[BIG];
+  int state, looked, error; /* looked: find has, with this error or none, and has left in st what it saw */
+  struct stat st;
+};
 struct work { /* buffers of one operation; first and second hold its paths, more to link are find's own */
   struct place a, b, c;
   char first[BIG], second[BIG], more[BIG], head[BIG], walk[BIG], link[BIG], text[8][BIG];

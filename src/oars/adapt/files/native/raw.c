@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 void *raw_by;
@@ -191,6 +192,22 @@ int sys_make_folders(const char *path)
   return result;
 }
 
+/* What we copy and write down for a script is not among the files whose size it has limited (RLIMIT_FSIZE): the limit is
+ * lifted meanwhile, by whoever has the gate. Where it may not be, nothing is begun, for a write would be a deadly signal. */
+int limits_lift(limits *kept, uint64_t size)
+{
+  if (raw(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)kept, 0, 0) < 0) kept->soft = kept->hard = (uint64_t)RLIM_INFINITY;
+  if (size > kept->hard) return -EFBIG;
+  limits lifted = {kept->hard, kept->hard};
+  if (kept->soft != kept->hard) raw(SYS_prlimit64, 0, RLIMIT_FSIZE, (long)&lifted, 0, 0, 0);
+  return 0;
+}
+
+void limits_back(const limits *kept)
+{
+  if (kept->soft != kept->hard) raw(SYS_prlimit64, 0, RLIMIT_FSIZE, (long)kept, 0, 0, 0);
+}
+
 int copy_contents(int from, int to)
 {
   for (;;) { /* shares blocks where the file system can */
@@ -216,10 +233,13 @@ int copy_file(int from, const char *path, int empty)
 {
   struct stat was;
   int result = (int)raw(SYS_fstat, from, (long)&was, 0, 0, 0, 0);
+  limits kept;
+  if (result >= 0) result = limits_lift(&kept, empty ? 0 : (uint64_t)was.st_size);
   if (result < 0) return result;
   int to = sys_open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (to >= 0 && !empty) result = copy_contents(from, to);
+  limits_back(&kept);
   if (to < 0) return to;
-  if (!empty) result = copy_contents(from, to);
   if (result >= 0) result = (int)raw(SYS_fchmod, to, was.st_mode & 07777, 0, 0, 0, 0);
   if (result >= 0 && !empty) {
     struct timespec times[2] = {was.st_atim, was.st_mtim};
@@ -309,15 +329,29 @@ double seconds_now(void)
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-signals signals_off(void) /* a handler that uses files must not meet a lock that its own thread holds */
+/* A handler that uses files must not meet a lock that its own thread holds. Within such a part others cost nothing. */
+static __thread int parts;
+
+signals signals_off(void)
 {
-  signals kept;
+  signals kept = {0};
   uint64_t all = ~(uint64_t)0;
-  raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&kept.before, 8, 0, 0);
+  if (!parts) raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&kept.before, 8, 0, 0);
+  parts++; /* only now: a handler before this is outside */
   return kept;
 }
 
-void signals_back(signals kept) { raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&kept.before, 0, 8, 0, 0); }
+void signals_back(signals kept)
+{
+  if (!--parts) raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&kept.before, 0, 8, 0, 0);
+}
+
+void signal_taken(int number)
+{
+  uint64_t set = (uint64_t)1 << (number - 1);
+  struct timespec at_once = {0, 0};
+  raw(SYS_rt_sigtimedwait, (long)&set, 0, (long)&at_once, 8, 0, 0);
+}
 
 void lock_take(lock *l)
 {

@@ -14,6 +14,7 @@
  *             V                        this rank has become the voice
  */
 #include "files.h"
+#include <signal.h>
 #include <sys/statfs.h>
 
 struct config config;
@@ -199,6 +200,16 @@ static void unescape(char *text)
   *out = 0;
 }
 
+static int no_room(void)
+{
+  static const char say[] = "oars: the limit for the size of files (ulimit -f) is too small to write down what the run changes: "
+                            "ranks may see each other's files\n";
+  static int said;
+  if (!said++) sys_write(2, say, sizeof say - 1);
+  signal_taken(SIGXFSZ); /* where it went may be a file too */
+  return -EFBIG;
+}
+
 /* One line, visible to every reader when this returns; table_lock is held. */
 static int append(struct log *l, unsigned char tag, const char *kept, const char *path)
 {
@@ -218,6 +229,13 @@ static int append(struct log *l, unsigned char tag, const char *kept, const char
   line[n++] = '\n';
   changes_made++;
   long wrote = sys_write(l->fd, line, n);
+  if (wrote == -EFBIG || (wrote >= 0 && wrote < (long)n)) { /* the script's limit; what is cut short does not count */
+    limits script;
+    signal_taken(SIGXFSZ);
+    if (limits_lift(&script, (uint64_t)raw(SYS_lseek, l->fd, 0, SEEK_END, 0, 0, 0) + n) < 0) return no_room();
+    wrote = sys_write(l->fd, line, n);
+    limits_back(&script);
+  }
   if (wrote != (long)n) return wrote < 0 ? (int)wrote : -ENOSPC;
   if (l->nfs) raw(SYS_fsync, l->fd, 0, 0, 0, 0, 0);
   if (raw(SYS_lseek, l->fd, 0, SEEK_END, 0, 0, 0) == l->end + (off_t)n) l->end += (off_t)n; /* nobody else wrote */

@@ -17,6 +17,7 @@ static volatile int armed; /* threads ask for it from here on */
 static char late[PATH_MAX]; /* the library that made us */
 
 #if defined(__x86_64__)
+#include <emmintrin.h>
 
 #ifndef PR_SET_SYSCALL_USER_DISPATCH
 #define PR_SET_SYSCALL_USER_DISPATCH 59
@@ -106,16 +107,29 @@ static int arm(void)
   return this_thread ? 0 : -ENOSYS;
 }
 
+/* The next "syscall" (0f 05). To import torch is to load 60 MB of code: memmem took 2 % of that time. */
+static const unsigned char *next_call(const unsigned char *at, const unsigned char *end)
+{
+  const __m128i first = _mm_set1_epi8(0x0f), second = _mm_set1_epi8(0x05);
+  for (; end - at > 16; at += 16) {
+    __m128i one = _mm_loadu_si128((const __m128i *)at), other = _mm_loadu_si128((const __m128i *)(at + 1));
+    int both = _mm_movemask_epi8(_mm_and_si128(_mm_cmpeq_epi8(one, first), _mm_cmpeq_epi8(other, second)));
+    if (both) return at + __builtin_ctz((unsigned)both);
+  }
+  for (; end - at > 1; at++)
+    if (at[0] == 0x0f && at[1] == 0x05) return at;
+  return NULL;
+}
+
 /* Whether code has a system call that names a file: "mov $number, %eax" shortly before "syscall". */
 static int names_files(const unsigned char *code, size_t length)
 {
-  static const unsigned char call[] = {0x0f, 0x05};
   static const unsigned short numbers[] = {
       SYS_rename, SYS_mkdir, SYS_rmdir, SYS_creat, SYS_link, SYS_unlink, SYS_symlink, SYS_openat, SYS_mkdirat, SYS_mknodat,
       SYS_fchownat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_fchmodat, SYS_renameat2,
       SYS_statx, SYS_utimensat};
   const unsigned char *end = code + length;
-  for (const unsigned char *at = code; (at = memmem(at, (size_t)(end - at), call, 2)); at += 2)
+  for (const unsigned char *at = code; (at = next_call(at, end)); at += 2)
     for (const unsigned char *mov = at - 5; mov >= code && mov > at - 48; mov--)
       if (mov[0] == 0xb8 && mov[3] == 0 && mov[4] == 0)
         for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

@@ -398,13 +398,14 @@ int find(struct work *w, struct place *p, const char *path, int follow)
   strcpy(w->head, path);
   int result;
   for (;;) {
+    p->looked = 0;
     result = find_once(w, p, w->head, &hops);
     if (result < 0 || !(follow || result == 1) || p->state == THROUGH || p->state == ABSENT) break;
-    struct stat st;
     size_t n = strlen(p->target);
     if (result == 1 && n > 1) p->target[n - 1] = 0;
-    int link = sys_stat(p->target, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode);
-    if (!link) {
+    p->error = sys_stat(p->target, &p->st, AT_SYMLINK_NOFOLLOW);
+    p->looked = result != 1;
+    if (p->error < 0 || !S_ISLNK(p->st.st_mode)) {
       if (result == 1 && n > 1) p->target[n - 1] = '/';
       break;
     }
@@ -433,11 +434,19 @@ int find(struct work *w, struct place *p, const char *path, int follow)
 
 int settled(struct work *w, struct place *p, const char *path, int follow, struct stat *st)
 {
-  int result;
-  LOOK(result, w, p, path, follow, sys_stat(p->target, st, p->state == THROUGH && follow ? 0 : AT_SYMLINK_NOFOLLOW));
-  if (result == -ENOENT) { /* the folder itself may be missing: then there is no place either */
-    int found = find(w, p, path, follow);
-    return found < 0 ? found : 0;
+  for (;;) {
+    unsigned seen = news_number;
+    int result = 0, found = find(w, p, path, follow);
+    if (found >= 0 && p->state != ABSENT) {
+      result = p->error;
+      if (p->looked)
+        *st = p->st;
+      else
+        result = sys_stat(p->target, st, p->state == THROUGH && follow ? 0 : AT_SYMLINK_NOFOLLOW);
+      result = result == -ENOENT ? 0 : result < 0 ? result : 1;
+    }
+    news();
+    if (seen == news_number) return found < 0 ? found : result; /* below zero: the folder itself may be missing */
+    forget_ways();
   }
-  return result < 0 ? result : 1;
 }
