@@ -116,7 +116,7 @@ bench-evolve: .venv/dev
 	@$(BIN)/python bench/evolve.py $(ARGS)
 
 bench-label: .venv/dev
-	@OMP_NUM_THREADS=1 $(BIN)/python bench/label.py $(ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python bench/label.py $(ARGS)
 
 bench-files: .venv/run
 	@$(BIN)/python bench/files.py $(ARGS)

@@ -42,12 +42,13 @@ class Client:
             raise LabelError(found["error"], status)
         return found
 
-    def settled(self, seconds: float = 600) -> dict[str, Any]:
-        """The state, once the images are read and the model knows all labels."""
+    def settled(self, seconds: float = 600, whole: bool = False) -> dict[str, Any]:
+        """The state, once the images are read and the model knows all labels; ``whole``: on all features, also on those
+        that take long."""
         until = time.monotonic() + seconds
         while True:
             state = self.get("/api/state")
-            if state["features"] and not state["model"]["busy"]:
+            if state["features"] and not state["model"]["busy"] and not (whole and state["coming"]):
                 return state
             if time.monotonic() > until or (state["note"] and not state["progress"] and not state["features"]):
                 raise LabelError(state["note"] or "the server has not come to rest")

@@ -36,8 +36,9 @@ def parser() -> Parser:
     top.add_argument("source", metavar="SOURCE", help="the images")
     top.add_argument("--classes", metavar="A,B", default="", help="classes to begin with; the page can make more")
     top.add_argument("--features", metavar="KIND", default="auto", help="what the model sees: radial, spots, "
-                     "spots+radial, a file of your own (.npy, a row for each image), or auto (default): what separates "
-                     "the labels best")
+                     "spots+radial, ssl (learnt from the images themselves), conv (an untrained network), a file of "
+                     "your own (.npy, a row for each image), a function of your own (my.py:embed), or auto (default): "
+                     "what separates the labels best")
     top.add_argument("--group", metavar="NAME", help="of an HDF5 file: the group that holds the images")
     top.add_argument("--live", action="store_true", help="follow the source as it grows")
     top.add_argument("--port", type=count_of("a port"), metavar="P", help="where to listen (default: the first free "
@@ -79,22 +80,21 @@ def main(argv: list[str]) -> int:
 
 
 def _do(args: argparse.Namespace) -> int:
+    from oars.label import features
     from oars.label.errors import LabelError
     from oars.label.folder import open_folder
 
     if args.host is not None:
         raise LabelError(f"--host {args.host}: the page is served to this machine only; from another one, use the "
                          "ssh -L line that oars label prints")
+    features.check(args.features, args.live)
     if args.simulate is not None:
         from oars.label.simulate import simulate
 
-        words = ["--features", os.path.abspath(args.features) if args.features.endswith(".npy") else args.features,
-                 "--seed", str(args.seed), *(["--group", args.group] if args.group else [])]
-        return simulate(args.source, Path(args.simulate), args.actions, words, args.seed)
+        words = ["--seed", str(args.seed), *(["--group", args.group] if args.group else [])]
+        return simulate(args.source, Path(args.simulate), args.actions, args.features, words, args.seed)
     names = [name.strip() for name in args.classes.split(",") if name.strip()]
     if args.live:
-        if args.features.endswith(".npy"):
-            raise LabelError(f"--live --features {args.features}: images that are still to come are not in this file")
         from oars.label.live import wait
 
         wait(args.source, args.group)
@@ -125,17 +125,15 @@ def _export(folder: object) -> int:
 
 def _serve(args: argparse.Namespace, folder: object, names: list[str]) -> int:
     from oars.data import work
+    from oars.label import features
     from oars.label.desk import SERVER, Actor
-    from oars.label.errors import LabelError
     from oars.label.folder import Folder
     from oars.label.server import serve
-    from oars.label.serving import Serving, read_features
+    from oars.label.serving import Serving
 
     assert isinstance(folder, Folder)
-    if args.features not in ("auto", "radial", "spots", "spots+radial"):
-        if not args.features.endswith(".npy"):
-            raise LabelError(f"--features {args.features}: one of auto, radial, spots, spots+radial, or a .npy file")
-        read_features(args.features, folder.rows)
+    if args.features.endswith(".npy"):
+        features.read(args.features, folder.rows)
     listener = _listen(args.port)
     serving = Serving(folder, args.features, work.cores(), args.live)
     try:

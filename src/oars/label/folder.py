@@ -29,6 +29,7 @@ PROJECT, LOG, TOKEN, LOCK, REFUSED = "project.json", "log.sqlite", "token", "loc
 LABELS = "labels.csv"
 FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
 COMPUTING = "computing.lock"
+LATER = "later.json"  # how far the features are that take long
 OPENER = "open.html"
 LIVE = "live.bin"  # a RECORD for each row that came after the project was made
 RECORD = np.dtype([("time", "<f8"), ("check", "<u4"), ("bad", "u1"), ("radial", "<f4", (pixels.RADIAL,)),
@@ -58,6 +59,10 @@ class Folder:
     def feature(self, name: str) -> Path:
         """Where the features of this name are."""
         return self.path / FEATURES / f"{name}.npy"
+
+    def map_of(self, name: str) -> Path:
+        """Where the map of these features is."""
+        return self.path / FEATURES / f"map-{name}.npy"
 
     def records(self) -> np.ndarray:
         """What is known of the rows that came after the project was made."""

@@ -1,7 +1,8 @@
 """The model beside the people: it is fitted again in the background after every action, and guesses all other rows.
 
 Which features it uses is decided by how well they separate the labels so far: from 50 labels on each candidate gets a
-cross-validated balanced accuracy, again at each doubling. A guess is shown as a guess; nothing here changes a label.
+cross-validated balanced accuracy, again at each doubling and when more features have come. A guess is shown as a guess;
+nothing here changes a label.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Learner:
                  base: int | None = None) -> None:
         self._raw = {name: Rows(values) for name, values in candidates.items()}
         self._scales = {name: scale(values[:base]) for name, values in candidates.items()}  # later rows change nothing
+        self._first = next(reversed(self._raw))  # the richest stands last
         self._chosen, self.seed = chosen, seed
         self._labelled, self._told = labelled, told
         self._growing = threading.RLock()
@@ -150,6 +152,15 @@ class Learner:
             if self._guess is not None:
                 self._guess.grow(self.values(self._guess.name))
 
+    def add(self, name: str, values: np.ndarray, chosen: bool) -> None:
+        """Features that have come later: compared with the others at once, or ``chosen``: used from now on."""
+        with self._growing:
+            self._raw = {**self._raw, name: Rows(values)}
+            self._scales[name] = scale(values)
+            if chosen:
+                self._chosen = name
+        self.again()
+
     def norms(self, name: str) -> np.ndarray:
         """The squared length of each row of these features; computed once, for it costs more than a search."""
         values, known = self.values(name), self._norms.get(name, np.zeros(0, np.float32))
@@ -167,7 +178,7 @@ class Learner:
 
     def first(self) -> str:
         """The features in use before any labels say which are best."""
-        return self._chosen or next(reversed(self._raw))  # the richest stands last
+        return self._chosen or self._first
 
     def _go_on(self) -> None:
         import torch
@@ -196,7 +207,8 @@ class Learner:
         self.classes_seen = len(kinds)
         if len(rows) < self._scored_at // 2:  # undone: as if it had never been
             self._scored_at, self.scores = 0, {}
-        if len(rows) >= max(ENOUGH, 2 * self._scored_at) and (counts >= 2).sum() > 1:
+        fresh = any(name not in self.scores for name in self._raw)
+        if len(rows) >= ENOUGH and (fresh or len(rows) >= 2 * self._scored_at) and (counts >= 2).sum() > 1:
             some = np.isin(labels, kinds[counts >= 2])
             self.scores = {name: balanced(self.values(name)[rows[some]], labels[some]) for name in self._raw}
             self._scored_at = len(rows)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from oars.data.errors import DataError
-from oars.label import export
+from oars.label import export, features
 from oars.label import folder as folder_
 from oars.label.desk import Actor
 from oars.label.errors import LabelError, Repeated
@@ -151,6 +151,7 @@ class Server:
         serving = self.serving
         return {"source": serving.folder.source, **self.desk.overview(self._who(request)), "live": serving.follow,
                 "project": self.project, "image": serving.image, "progress": serving.progress,
+                "coming": features.name_of(serving.coming) if serving.coming else None,
                 "note": serving.note or (serving.live.note if serving.live else None)
                 or (self.desk.learner.failed if self.desk.learner else None)}
 

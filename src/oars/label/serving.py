@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from oars.label import export
+from oars.label import export, features
 from oars.label import folder as folder_
 from oars.label.audit import Audits
 from oars.label.compute import NAMES, finals_of
@@ -32,8 +32,8 @@ _CSV = 2.0  # seconds after an action until labels.csv is written again
 class Serving:
     """One open project and everything that works for it."""
 
-    def __init__(self, folder: Folder, features: str, workers: int, follow: bool = False) -> None:
-        self.folder, self._wanted, self.follow = folder, features, follow
+    def __init__(self, folder: Folder, wanted: str, workers: int, follow: bool = False) -> None:
+        self.folder, self._wanted, self.follow = folder, wanted, follow
         self.live: Live | None = None
         self.desk = Desk(folder, self.tell)
         self.audits = Audits(self.desk)
@@ -49,6 +49,7 @@ class Serving:
         self._exporting = threading.Lock()
         self._ended = threading.Event()
         self._dirty = threading.Event()
+        self.coming = features.later(wanted, folder.rows, follow)  # features that take long
         self._child: subprocess.Popen[bytes] | None = None
         self._workers = workers
         for work in (self._compute, self._write):
@@ -87,33 +88,42 @@ class Serving:
                 self._learn()
                 if self.follow and not self._ended.is_set():
                     self.live = Live(self.desk, self.tell)
+                if self.coming:
+                    self._learn_later(self.coming)
         except (LabelError, OSError, ValueError) as error:
             self.note = str(error)
-        self.progress = None
+        self.progress = self.coming = None
         self.tell("model")
 
     def _read_all(self) -> bool:
         """Whether the child came to the end."""
-        self._child = subprocess.Popen([sys.executable, "-m", "oars.label.compute", str(self.folder.path),
-                                        str(self._workers)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-        while self._child.poll() is None and not self._ended.wait(_LOOK):
-            self._look()
-        if self._ended.is_set():
-            return False
-        self._look()
-        if self._child.returncode:
+        done = self._child_does("oars.label.compute", folder_.PROGRESS, str(self._workers))
+        if done is False:
             self.note = self.note or "the images could not be read; start oars label again to go on"
+        return bool(done)
+
+    def _child_does(self, module: str, file: str, *words: str) -> bool | None:
+        """Whether a child process came to the end; None if we end before it."""
+        # Threads that wait must sleep: where others compute too, spinning costs 15 times as much.
+        self._child = subprocess.Popen([sys.executable, "-m", module, str(self.folder.path), *words],
+                                       env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+        while self._child.poll() is None and not self._ended.wait(_LOOK):
+            self._look(file)
+        if self._ended.is_set():
+            return None
+        self._look(file)
         return not self._child.returncode
 
-    def _look(self) -> None:
+    def _look(self, file: str) -> None:
         """How far it is."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self.folder.file(folder_.PROGRESS).read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found = json.loads(self.folder.file(file).read_text())
             if "error" in found:
                 self.note = found["error"]
                 return
-            self.note = f"{found['bad']} images cannot be read: they are shown in grey" if found.get("bad") else None
-            now = {"what": "reading images", "done": found["done"], "total": found["total"]}
+            if "bad" in found:
+                self.note = f"{found['bad']} images cannot be read: they are shown in grey" if found["bad"] else None
+            now = {"what": found.get("what", "reading images"), "done": found["done"], "total": found["total"]}
             if now != self.progress:
                 self.progress = now
                 self.tell("progress")
@@ -122,13 +132,30 @@ class Serving:
         later = self.folder.records()
         raw = {name: np.concatenate([np.load(self.folder.feature(name)), later[name]]) for name in NAMES}
         candidates = {**raw, "spots+radial": np.concatenate([raw["spots"], raw["radial"]], 1)}
-        chosen = None if self._wanted == "auto" else self._wanted
-        if chosen is not None and chosen not in candidates:
-            candidates = {os.path.basename(chosen): read_features(chosen, self.folder.rows)}
-            chosen = os.path.basename(chosen)
+        chosen = self._wanted if self._wanted in candidates else None
+        if self._wanted.endswith(".npy"):
+            chosen = features.name_of(self._wanted)
+            candidates = {chosen: features.read(self._wanted, self.folder.rows)}
         if self.folder.file(folder_.THUMBS).exists():
             self._thumbs = np.load(self.folder.file(folder_.THUMBS), mmap_mode="r")
         self.desk.learn({name: values for name, values in candidates.items() if chosen in (None, name)}, chosen)
+
+    def _learn_later(self, word: str) -> None:
+        """Have features made that take long; then they are candidates, or in use if they were asked for."""
+        found = features.kept(self.folder, word)
+        if found is None:
+            self.folder.map_of(features.name_of(word)).unlink(missing_ok=True)  # of other features of this name
+            known = self.folder.file(folder_.LATER)
+            if known.exists() and '"error"' in known.read_text():  # of before
+                known.unlink()
+            done = self._child_does("oars.label.late", folder_.LATER, word, str(self._workers))
+            if done is None:
+                return
+            found = features.kept(self.folder, word) if done else None
+        if found is None:
+            self.note = self.note or f"the features {features.name_of(word)} could not be computed"
+        else:
+            self.desk.ready().add(features.name_of(word), found, self._wanted != "auto")
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +183,7 @@ class Serving:
 
     def _make_map(self) -> None:
         learner = self.desk.ready()
-        path = self.folder.path / folder_.FEATURES / f"map-{learner.name}.npy"
+        path = self.folder.map_of(learner.name)
         try:
             found = np.load(path) if path.exists() else None
             if found is None or found.shape != (self.folder.rows, 2):
@@ -203,17 +230,3 @@ class Serving:
             self.live.close()
         self.pictures.close()
         self.desk.close()
-
-
-def read_features(path: str, rows: int) -> np.ndarray:
-    """The user's own features, a row for each image."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise LabelError(f"--features {path}: {error}") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != rows or found.dtype.kind not in "fiu":
-        shape = getattr(found, "shape", None)
-        raise LabelError(f"--features {path}: an array of {rows} rows of numbers is needed, this one is {shape}")
-    if not np.isfinite(found).all():
-        raise LabelError(f"--features {path}: some values are not numbers (NaN or infinite)")
-    return np.asarray(found, np.float32)

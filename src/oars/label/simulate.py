@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from oars.label import features
 from oars.label.client import Client
 from oars.label.errors import LabelError
 
@@ -153,14 +154,17 @@ class Served:
         self._errors.close()
 
 
-def simulate(source: str, truth: Path, most: int, options: list[str], seed: int) -> int:
+def simulate(source: str, truth: Path, most: int, wanted: str, options: list[str], seed: int) -> int:
     """Play, and say what came out. The project is thrown away."""
     known = read_truth(truth)
+    options = ["--features", features.absolute(wanted), *options]
     with tempfile.TemporaryDirectory(prefix="oars-label-") as folder:
         served = Served(Path(folder), source, *options)
         try:
             client = served.client()
-            state = client.settled()
+            state = client.settled(whole=True)
+            if wanted != "auto" and features.name_of(wanted) not in [one["name"] for one in state["features"]]:
+                raise LabelError(state["note"])
             read_truth(truth, state["rows"])
             labeller = Labeller(client, known, seed, most)
             labeller.classes()

@@ -43,7 +43,7 @@ function entry(known, index, app) {
 }
 
 function standing() {
-  const { exam, model, features, disputed } = state;
+  const { exam, model, features, coming, disputed } = state;
   const lines = [];
   if (exam.done) {
     lines.push(["Exam", `${percent(exam.accuracy, 1)} right (${percent(exam.low, 0)} to ${percent(exam.high, 0)})`]);
@@ -55,7 +55,8 @@ function standing() {
   if (features?.some(({ balanced }) => balanced !== null)) {
     table.push(make("table", {}, make("caption", {}, "How well features separate the classes"),
       make("tbody", {}, features.map(({ name, balanced, used }) => make("tr", {}, make("th", { scope: "row" }, name, used ? make("em", {}, " (in use)") : null),
-        make("td", {}, percent(balanced, 1)))))));
+        make("td", {}, balanced === null ? "soon" : percent(balanced, 1)))),
+      coming && !features.some(({ name }) => name === coming) ? make("tr", {}, make("th", { scope: "row" }, coming), make("td", {}, "is learning")) : null)));
   }
   if (model?.labels >= 50 && model.separates === false) {
     table.push(make("p.warn", {}, "None of the features separates these classes. Check the model's groups with care."));

@@ -47,7 +47,7 @@ export function percent(share, digits = 0) {
 }
 
 // As far apart as nine colours can be, also for those who see red and green alike; each class has its number beside it.
-const COLOURS = ["#1f9bde", "#f39c1f", "#2fb37c", "#d95f9d", "#b9a300", "#7a6ff0", "#d1495b", "#5f8d00", "#8a6d4b"];
+const COLOURS = ["#1d93d4", "#c97800", "#25986a", "#d95f9d", "#9d8b00", "#7a6ff0", "#d1495b", "#5f8d00", "#8a6d4b"];
 
 export function colour(index) {
   return COLOURS[index % COLOURS.length];
