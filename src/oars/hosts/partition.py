@@ -8,9 +8,7 @@ more: the other may be at work there.
 
 from __future__ import annotations
 
-import json
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,8 +48,7 @@ class Sides:
         lost = sorted(living.keys() - set(here))
         text = f"nothing has been heard of {' and '.join(sorted(names))} for {lease(self.plan) + waits:.0f} s"
         self.say(f"{text}: the ranks on the other hosts continue without them")
-        with open(self.folder / runfolder.EVENTS, "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": "dark", "hosts": sorted(names), "ranks": lost}) + "\n")
+        runfolder.write_event(self.folder, "dark", hosts=sorted(names), ranks=lost)
         others = {living[rank] for rank in here} | {socket.gethostname()}
         self.reach.cut(addresses_of(self.folder, names, others), others)
 
