@@ -26,6 +26,8 @@ from oars.rank.survive import Survivor
 if TYPE_CHECKING:
     from types import FrameType
 
+    from oars.engine.world import World
+
 TOGETHER_WITHIN = 1.0  # seconds
 true_exit = os._exit  # the script's is watched, see ``Ends.watch``
 
@@ -33,7 +35,7 @@ true_exit = os._exit  # the script's is watched, see ``Ends.watch``
 class Ends:
     """How a rank ends, written down for the supervisor, whichever way the script chooses."""
 
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path,
+    def __init__(self, folder: Path, rank: int, record: Record, world: World | None, stderr: Path,
                  survivor: Survivor | None) -> None:
         self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0

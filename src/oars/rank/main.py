@@ -59,7 +59,7 @@ def main() -> None:
     redirect_output(folder, rank, plan)
     debug.begin(folder / runfolder.debug_log(rank))
     runfolder.put(folder / runfolder.born(rank), json.dumps([socket.gethostname(), os.getpid()]))
-    world: Any = None
+    world: World | None = None
     if many:
         cores = available_cores()
         patient = take_share(folder, plan, rank, first, cores)
@@ -309,7 +309,7 @@ def spans(numbers: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank: int) -> None:
+def install_adapters(folder: Path, plan: Plan, world: World | None, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
     from oars.adapt.python import seams
     from oars.adapt.python.imports import when_imported
@@ -320,7 +320,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
         from oars.adapt.replay import rewind
 
-        seams.install_random(world or Alone(), plan)
+        seams.install_random(world.origin if world is not None else 0, plan)
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
     if many and not is_notebook(plan.script, plan.module):  # its figures are no windows: every rank keeps them
         seams.install_figures(world)
@@ -412,12 +412,6 @@ def refuse_to_cut() -> None:
     when_imported("torch", torch_seen)
     for name in ("keras", "tensorflow", "jax"):
         when_imported(name, seen)
-
-
-class Alone:
-    """All that adapters of one rank's files and random numbers ask of a world."""
-
-    rank, size, origin = 0, 1, 0
 
 
 if __name__ == "__main__":
