@@ -69,7 +69,7 @@ def main() -> None:
         if world.origin in world.servers:
             run_server(folder, plan, world, rank)
             return
-    if plan.bind and not first:
+    if plan.report_bindings and not first:
         say_places(world, plan)
     hide_ranks(plan)
     if plan.stdout_tty:
