@@ -1,5 +1,5 @@
 /* Every call that names a file below DELAYS_UNDER (or relative to the working folder) sleeps a seeded 0 to DELAYS_MOST
- * microseconds first, so that the order between ranks is another one each time. Preloaded before the library of oars, as
+ * microseconds first, so that the order between ranks differs each time. Preloaded before the library of oars, as
  * a site's own libraries are. */
 #define _GNU_SOURCE 1
 #include <dirent.h>
