@@ -1,4 +1,4 @@
-"""The supervisor's part when hosts go dark: which side goes on, and its ranks are told to.
+"""The supervisor's part when hosts go dark: which side goes on, and how its ranks learn it.
 
 A host's keeper leaves ``dark-<host>`` when nothing has been heard of it for a lease. If the ranks that can still be
 reached go on (``goes_on``: most of the living, or half of them with the voice), they do so after a quarter of a lease
