@@ -82,7 +82,7 @@ class Ends:
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
-        if self.joins and self.world.waits_to_join:
+        if self._waits_to_join():
             self._put(runfolder.stayed(self.rank), f"rank {self.rank} could not follow the script: {how}")
             true_exit(0)
         if self.joins:  # the others go on without it
@@ -119,7 +119,7 @@ class Ends:
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
         if os.getpid() == self.pid:
-            if self.joins and self.world.waits_to_join:
+            if self._waits_to_join():
                 true_exit(0)
             code = code or self.met_the_others()
             self.record.close()
@@ -134,12 +134,15 @@ class Ends:
 
                 MPI.Finalize()
             if self.world is not None:
-                self._let_others_come()
+                self._let_others_come(self.world)
         true_exit(code)
 
-    def _let_others_come(self) -> None:
+    def _waits_to_join(self) -> bool:
+        return self.joins and self.world is not None and self.world.waits_to_join
+
+    def _let_others_come(self, world: World) -> None:
         """mpirun ends all ranks when one leaves with a code: those that are about to do the same have a moment."""
-        files_of_all = [self.folder / runfolder.exit_file(rank) for rank in self.world.members]
+        files_of_all = [self.folder / runfolder.exit_file(rank) for rank in world.members]
         until = monotonic() + TOGETHER_WITHIN
         while monotonic() < until and not all(path.exists() for path in files_of_all):
             sleep(0.01)
