@@ -71,7 +71,7 @@ class Plan:
     mpi: str = ""  # and its version
     survives: bool = False  # the other ranks continue when one dies
     mpi_settings: list[str] = field(default_factory=list)  # variables of the environment that the script keeps
-    bind: bool = False
+    report_bindings: bool = False
     stage_env: bool = False
     stage: Staged | None = None
     one_stream: bool = False  # stdout and stderr are the same file, so ranks write one file to keep the order

@@ -6,10 +6,13 @@ is written by ``put``: complete, or not there. Marks (``MARKS``) are removed whe
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import time
 from pathlib import Path
+from time import time as clock  # as it is now: scripts are given another one later
 
 RUNS = "oars-runs"
 JOB = "OARS_JOB"  # in the environment of a submitted job: its run folder, which was made when it was submitted
@@ -255,6 +258,26 @@ def put(path: Path, text: str) -> None:
     finally:
         os.close(fd)
     os.replace(part, path)
+
+
+def append(path: Path, text: str) -> None:
+    """Add to a file that other processes may write to as well: in one piece, at its end."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def event_line(kind: str, /, **fields: object) -> str:
+    """A line of ``EVENTS``: what happens now."""
+    return json.dumps({"time": clock(), "event": kind, **fields}) + "\n"
+
+
+def write_event(folder: Path, kind: str, /, **fields: object) -> None:
+    """Append it. A full disk costs the line, not the run."""
+    with contextlib.suppress(OSError):
+        append(folder / EVENTS, event_line(kind, **fields))
 
 
 def reserve(path: Path) -> None:

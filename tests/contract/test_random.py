@@ -15,13 +15,12 @@ from running import environment, oars
 
 DRIVER = """
 import sys
-from types import SimpleNamespace
 from oars.plan import Plan
 rank, seed, script = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if rank >= 0:
     from oars.adapt.python import random as oars_random
     from oars.adapt.python.seams import install_random
-    install_random(SimpleNamespace(origin=rank, size=2), Plan(seed=seed))
+    install_random(rank, Plan(seed=seed))
     private = oars_random.Private(rank, seed)
 import runpy
 runpy.run_path(script, {"rank": rank, **({"private": private, "oars_random": oars_random} if rank >= 0 else {})}, "__main__")

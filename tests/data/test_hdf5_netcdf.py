@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import h5py
 import netCDF4
@@ -103,6 +105,23 @@ def test_a_crash_of_the_library_is_one_line_about_the_file(tmp_path, monkeypatch
     monkeypatch.setattr("oars.data.hdf5.look", lambda path: np.ones(1 << 34))
     with pytest.raises(DataError, match="a.h5: damaged .*allocate"):
         oars.data.open(tmp_path / "a.h5")
+
+
+def test_a_crash_of_the_library_is_no_crash_of_the_rank(tmp_path):
+    """A rank writes down its own crash (``fatal-<rank>``), not that of the child that looks at a file."""
+    code = f"""if True:
+        import faulthandler, os
+        from oars.data.errors import DataError
+        from oars.data.guard import ask
+        faulthandler.enable(open({str(tmp_path / "fatal")!r}, "wb", buffering=0))
+        try:
+            ask("a.h5", lambda path: os.kill(os.getpid(), 11))
+        except DataError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "a.h5: damaged: it crashes the library that reads it (signal 11)\n", done.stderr
+    assert (tmp_path / "fatal").read_bytes() == b""
 
 
 # ---- NetCDF ----------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ SETTINGS = re.compile(r"sys\.(argv|std\w+|__std\w+__|last_\w+)$|mpi4py\.rc\.\w+$
 # Functions get frameworks as parameters, under these names or annotated as ModuleType.
 FRAMEWORKS = {"torch", "tf", "tensorflow", "old", "keras", "jax", "numpy", "np"}
 
-LIMIT = 500
+LIMIT = 500  # lines
+WIDTH = 120  # characters
 
 
 def rule_rooms(sources: Sources) -> list[str]:
@@ -104,6 +105,13 @@ def rule_size(sources: Sources) -> list[str]:
     """No file over 500 lines."""
     return [f"{path}:{lines}: size: {lines} lines, at most {LIMIT}: divide it by subject"
             for path, source in sources.items() if (lines := source.count("\n")) > LIMIT]
+
+
+def rule_width(sources: Sources) -> list[str]:
+    """No line of C over 120 characters; ruff sees to those of Python."""
+    return [f"{path}:{number}: width: {len(line)} characters, at most {WIDTH}: break the line"
+            for path, source in sources.items()
+            for number, line in enumerate(source.splitlines(), 1) if len(line) > WIDTH]
 
 
 def rule_assignments(sources: Sources) -> list[str]:

@@ -32,6 +32,10 @@ def test_no_file_over_500_lines(ours):
     _hold(rules.rule_size(ours | _read("tests", "bench", "examples") | _read("src", "tests", kind="*.[ch]")))
 
 
+def test_no_line_of_c_over_120_characters():
+    _hold(rules.rule_width(_read("src", "tests", kind="*.[ch]")))
+
+
 def test_no_assignment_across_modules(ours):
     _hold(rules.rule_assignments(ours))
 
@@ -94,6 +98,11 @@ def test_an_import_cycle_is_found():
 def test_a_long_file_is_found():
     assert rules.rule_size({"tests/a.py": "\n" * 500, "tests/b.py": "\n" * 501}) == \
         ["tests/b.py:501: size: 501 lines, at most 500: divide it by subject"]
+
+
+def test_a_long_line_is_found():
+    assert rules.rule_width({"src/a.c": "x" * 120 + "\n" + "y" * 121}) == \
+        ["src/a.c:2: width: 121 characters, at most 120: break the line"]
 
 
 @pytest.mark.parametrize("source", [

@@ -134,7 +134,7 @@ def test_a_dispute_is_settled_by_whoever_says_so(served, client):
     label(client, [row], "dark", seen=seen)
     label(other, [row], "bright", seen=seen)
     third = Client(served.port, served.token)
-    third.post("/api/label", rows=[row], how="human", seen=seen, settle=True, **{"class": "bright"})
+    third.post("/api/label", rows=[row], how="human", seen=seen, final=True, **{"class": "bright"})
     assert table(client)[row] == ("bright", "human") and client.get("/api/disputes")["rows"] == []
     for one in (third, other, client):
         one.post("/api/undo")

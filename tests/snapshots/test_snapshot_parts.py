@@ -16,22 +16,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from running import SOURCE, TESTS
+from one_snapshot import a_snapshot
+from running import SOURCE
 
 import oars
 from oars import kept
 from oars.adapt.replay import snapshot_file, streams
-from oars.adapt.replay.snapshot_file import Blob, Refused, decode, encode, newest, read, write
+from oars.adapt.replay.snapshot_file import Blob, Refused, decode, encode, newest, read
 from oars.adapt.replay.tape import Damaged, Diverged, Tape, TooLarge, read_tape
 from oars.adapt.torch.replay import placeholder
 from oars.commands.planning import job_end, snapshot_plan
 from oars.runfolder import UsageError
-
-
-def a_snapshot(folder: Path, step: int) -> Path:
-    blobs: list[Blob] = []
-    state = encode({"w": np.arange(300.0), "lr": 0.1, "empty": np.zeros((0, 3))}, blobs, "state")
-    return write(folder, step, {"state": state, "tape": {}}, blobs)
 
 
 def good(folder: Path) -> tuple[str | None, list[str]]:
@@ -82,10 +77,10 @@ def test_a_full_disk_leaves_the_snapshot_before_as_it_was(tmp_path):
     first = a_snapshot(tmp_path, 1)
     data = first.read_bytes()
     code = f"""
-        import sys; sys.path[:0] = [{SOURCE!r}, {str(TESTS)!r}, {str(Path(__file__).parent)!r}]
+        import sys; sys.path[:0] = [{SOURCE!r}, {str(Path(__file__).parent)!r}]
         from pathlib import Path
-        import test_snapshot_parts
-        test_snapshot_parts.a_snapshot(Path({str(tmp_path)!r}), 2)
+        from one_snapshot import a_snapshot
+        a_snapshot(Path({str(tmp_path)!r}), 2)
     """
     small = (2000, 2000)
     done = subprocess.run([sys.executable, "-c", "\n".join(map(str.strip, code.splitlines()))], text=True,

@@ -51,8 +51,8 @@ class Meet:
     """The ranks of a run, as an adapter of Keras or TensorFlow sees them. ``meet`` is the only instance."""
 
     def __init__(self) -> None:
-        self.world: Any = None
-        self.record: Any = None
+        self.world: World = None  # type: ignore[assignment]  # on one rank
+        self.record: Record = None  # type: ignore[assignment]  # until an adapter begins
         self.plan = Plan()
         self.backend = "tensorflow"  # Keras's
         self.keras_on_jax = False  # so JAX's gradients may be those of models on own rows

@@ -86,7 +86,7 @@ def aprun(plan: Plan) -> list[str]:
 
 
 def settings(crowded: bool) -> dict[str, str]:
-    """What mpirun is told by flags, Open MPI hears from the environment here."""
+    """What mpirun gets as flags, Open MPI gets from the environment here."""
     details = {"OMPI_MCA_btl": "^ofi", **({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})}
     return {name: os.environ.get(name, value) for name, value in details.items()}
 

@@ -72,7 +72,7 @@ def clock(seconds: int) -> str:
 
 
 def warning(seconds: int | None) -> int:
-    """How long before its end a job is to be told."""
+    """How long before its end a job is to be signalled."""
     return WARNING if seconds is None else min(WARNING, max(30, seconds // 10))
 
 
@@ -94,7 +94,7 @@ def look(command: list[str], scheduler: str) -> str | None:
 
 
 def obeyed(command: list[str], scheduler: str) -> bool:
-    """Whether a scheduler did as told; a program that was killed was heard: the order ended it, as part of this job."""
+    """Whether a scheduler did as asked. A program that was killed counts: the order ended it too, with this job."""
     try:
         return _call(command, scheduler, None).returncode <= 0
     except UsageError:

@@ -94,7 +94,7 @@ def job_script(ask: Ask, folder: Path, command: list[str]) -> str:
 
 
 def named(command: list[str], name: str) -> list[str]:
-    """A command ``oars run ...``, told its folder's name."""
+    """A command ``oars run ...``, with its folder's name."""
     return [*command[:2], "--name", name, *command[2:]] if is_run(command) else command
 
 

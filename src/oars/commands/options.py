@@ -138,7 +138,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "local_batchnorm": args.local_batchnorm or args.batch == "keep" or args.sync != "allreduce",
         "cell_timeout": args.cell_timeout,
         "share_gpus": args.share_gpus,
-        "bind": args.report_bindings,
+        "report_bindings": args.report_bindings,
         "launcher": args.launcher,
         "stage_env": args.stage_env,
         "tf1": args.tf1,

@@ -37,7 +37,7 @@ def folder() -> Path:
 
 
 def fingerprint_of_many(files: list[str]) -> str:
-    """Changes when one of these files does, told by their sizes and times alone: there may be a million."""
+    """Changes when one of these files does, by their sizes and times alone: there may be a million."""
     digest = hashlib.sha256()
     for file in files:
         stat = os.stat(file)

@@ -15,7 +15,7 @@ from oars.data.decode import decode
 from oars.data.errors import DataError
 from oars.data.examine import Unfit, examine
 
-_SHOWN = 10  # problems of one shard that are told one by one
+_SHOWN = 10  # problems of one shard that are reported one by one
 
 
 def check(folder: Path, workers: int | None) -> int:

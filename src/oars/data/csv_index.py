@@ -272,7 +272,7 @@ def _note(table: Any, total: _Group) -> None:
         total.kinds[at] = _either(total.kinds[at], kind)
         total.missing[at] |= column.null_count > 0
         seen = total.texts[at]
-        if kind != "text":  # its texts are not told by its numbers
+        if kind != "text":  # its numbers do not give its texts
             total.texts[at] = seen if kind == "empty" and not len(column) else None
         elif seen is not None:
             mine = pc.unique(column)

@@ -7,6 +7,7 @@ point, so nothing of the library's is shared with processes that are forked late
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -25,7 +26,7 @@ _MEMORY = 4 << 30
 
 
 def ask(path: str, look: Callable[[str], Any], seconds: float = _SECONDS) -> Any:
-    """``look(path)``, done in a child process; its result must be JSON. Errors it raises are told in one line."""
+    """``look(path)``, done in a child process; its result must be JSON. Errors it raises are reported in one line."""
     get, put = os.pipe()
     with warnings.catch_warnings():
         # Python warns of forks beside threads. This child runs h5py alone, and one that hangs is ended.
@@ -75,6 +76,7 @@ def _listen(get: int, until: float) -> bytes | None:
 def _answer(path: str, look: Callable[[str], Any], put: int) -> None:
     """In the child: look, tell, and go, without any of the parent's clean-up."""
     try:
+        faulthandler.disable()  # a crash here is one line about the file: no traceback, no mark that the rank crashed
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 2)  # a library's own last words
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

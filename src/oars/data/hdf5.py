@@ -28,7 +28,7 @@ _ALWAYS, _MOST_TIMES = 1 << 30, 1100  # data may be this large, or this many tim
 
 
 class Set:
-    """A data set of a file as the child has told it."""
+    """A data set of a file as the child has reported it."""
 
     def __init__(self, layout: dict[str, Any], file: File) -> None:
         self.name: str = layout["name"]

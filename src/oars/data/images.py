@@ -1,4 +1,4 @@
-"""Folders of images: one folder per class, or all in one. Files are listed by name and told by content when decoded."""
+"""Folders of images: one folder per class, or all in one. Files are listed by name and decoded by content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kind of file this is, told by its first bytes; the name only decides between kinds of text."""
+"""What kind of file this is, by its first bytes; the name only decides between kinds of text."""
 
 from __future__ import annotations
 

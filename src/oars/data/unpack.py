@@ -43,7 +43,7 @@ def peek(path: str, how: str, size: int) -> bytes:
 
 
 def guarded(path: str, how: str, act: Callable[[Any], Any]) -> Any:
-    """``act(stream)``; damage is told in one line."""
+    """``act(stream)``; damage is reported in one line."""
     try:
         with opened(path, how) as stream:
             return act(stream)

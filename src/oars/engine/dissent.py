@@ -62,7 +62,7 @@ def judged(reports: list[Report], rank: int, mine: BaseException | None) -> Base
 
 
 def pickled(error: BaseException) -> bytes:
-    """An exception as it can be raised elsewhere; one that cannot be told as it is becomes a RuntimeError."""
+    """An exception as it can be raised elsewhere; one that cannot be passed on as it is becomes a RuntimeError."""
     try:
         data = pickle.dumps(error)
         again: Any = pickle.loads(data)

@@ -5,10 +5,10 @@ with ``first``, the number of the first of them) and get ready. When all old ran
 at the same, the old call ``admit`` and the new ``join``, by a port's name that the first rank has opened: MPI connects
 the two groups, which takes some milliseconds. The old ranks come first, in their order, then the new.
 
-Nobody may die in these milliseconds: Open MPI then leaves some of the others waiting for ever (some of them told, some
-not). Who is not through in time kills itself, and is one more death to the others. ``mpirun`` needs
+Nobody may die in these milliseconds: Open MPI then leaves some of the others waiting for ever (some of them notified,
+some not). Who is not through in time kills itself, and is one more death to the others. ``mpirun`` needs
 ``--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1``: without the first the death of a rank that
-was started later takes its siblings along, without the second these are not told of each other's deaths.
+was started later takes its siblings along, without the second these are not notified of each other's deaths.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Net:
                 continue
             dim = 0 if member.out != bool(getattr(module, "transposed", False)) else 1
             if elements.shape[dim] <= int(member.indices.max()):
-                continue  # grouped: the other side has told
+                continue  # grouped: the other side has noted it
             sums = elements.transpose(0, dim).flatten(1).double().sum(1).cpu()
             if member.out and module.bias is not None:
                 bias = worth(f"{member.layer}.bias" if member.layer else "bias")

@@ -206,8 +206,8 @@ class Schedule:
         loss = self._loss()
         self._before = loss if loss is None or self._before is None else min(loss, self._before)
         now = self.clock.now(self.plan["unit"]) or 0.0
-        apart = (self.plan["last"] - self.plan["first"]) / (CUTS - 1)
-        steps = apart * self.clock.steps / now if now else 0.0
+        between = (self.plan["last"] - self.plan["first"]) / (CUTS - 1)
+        steps = between * self.clock.steps / now if now else 0.0
         self._last, self._window = self.clock.steps, min(LONGEST, max(4, round(steps / 3)))
 
     def state(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Compressed(Exchange):
             mine += self.left[key]
         mean, meant = self._mean(mine, spans, shapes or [])
         left = mine - meant
-        np.nan_to_num(left, copy=False, nan=0, posinf=0, neginf=0)  # what was not finite has been told
+        np.nan_to_num(left, copy=False, nan=0, posinf=0, neginf=0)  # what was not finite has been reported
         self.left[key] = left  # only now: an average that met a death is done again
         at = 0
         for span in spans:

@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Rounds:
-    """Which blocks are looked at at the next exchange; the same on every rank, for it comes from what all were told."""
+    """Which blocks are looked at at the next exchange; the same on every rank, for it comes from what all received."""
 
     def __init__(self, every: int = 0) -> None:
         self.every = every  # exchanges between two looks at all of it; 0: as the time allows

@@ -11,7 +11,7 @@ A worker pushes the gradients of its own rows, and is answered with weights when
 
 Who waits elsewhere (evaluates, saves) is *away*: nobody waits for it. Workers come back all together, in a new *epoch*.
 
-Each part has a *buddy*: another server, which is told of every push and every step, in the same order, and so has the
+Each part has a *buddy*: another server, which receives every push and every step, in the same order, and so has the
 same weights and momenta to the bit. A worker is answered when the buddy knows of its push: if the server dies then,
 nothing is lost. A worker whose server dies pushes once more, to the buddy, who knows what it has heard already.
 """

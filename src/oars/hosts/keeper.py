@@ -6,7 +6,7 @@ closes, and no option prevents it. So the daemon connects to its host's lookout 
 process, which runs beside mpirun and hands the bytes on. With ``hold``, when the host is gone it goes on holding
 mpirun's end. mpirun never learns of it; the ranks that are left find out from MPI's own connections within
 milliseconds. mpirun then waits for the dead for ever, so the supervisor ends it when the living are done. With ``pass``
-mpirun is told, and ends the run.
+mpirun is notified, and ends the run.
 
 A host of which nothing is heard for a lease is dark: a mark in the run folder says so to the supervisor, which decides
 which side goes on.

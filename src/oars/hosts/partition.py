@@ -1,4 +1,4 @@
-"""The supervisor's part when hosts go dark: which side goes on, and its ranks are told to.
+"""The supervisor's part when hosts go dark: which side goes on, and how its ranks learn it.
 
 A host's keeper leaves ``dark-<host>`` when nothing has been heard of it for a lease. If the ranks that can still be
 reached go on (``goes_on``: most of the living, or half of them with the voice), they do so after a quarter of a lease
@@ -8,9 +8,7 @@ more: the other may be at work there.
 
 from __future__ import annotations
 
-import json
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,8 +48,7 @@ class Sides:
         lost = sorted(living.keys() - set(here))
         text = f"nothing has been heard of {' and '.join(sorted(names))} for {lease(self.plan) + waits:.0f} s"
         self.say(f"{text}: the ranks on the other hosts continue without them")
-        with open(self.folder / runfolder.EVENTS, "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": "dark", "hosts": sorted(names), "ranks": lost}) + "\n")
+        runfolder.write_event(self.folder, "dark", hosts=sorted(names), ranks=lost)
         others = {living[rank] for rank in here} | {socket.gethostname()}
         self.reach.cut(addresses_of(self.folder, names, others), others)
 

@@ -118,11 +118,7 @@ class Reach:
 
     def _order(self, host: str, **order: Any) -> int:
         number = next(self._numbers)
-        fd = os.open(self.folder / runfolder.orders(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            os.write(fd, json.dumps({**order, "number": number}).encode() + b"\n")
-        finally:
-            os.close(fd)
+        runfolder.append(self.folder / runfolder.orders(host), json.dumps({**order, "number": number}) + "\n")
         return number
 
     def _answer(self, host: str, number: int) -> dict[str, Any] | None:

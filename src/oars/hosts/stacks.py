@@ -57,7 +57,7 @@ class Look(NamedTuple):
     """One process, as it was found."""
 
     state: str  # the kernel's letter (R, S, D, T, t, Z), or "" if there is no such process
-    channel: str  # what it waits for in the kernel, if that is told
+    channel: str  # what it waits for in the kernel, if that is known
     busy: float  # how much of a core it and its children used while being looked at
     how: str  # how its stacks were taken
     stacks: str

@@ -1,7 +1,7 @@
 """Audits: whether the model's guesses for a class may be accepted without a look at each.
 
 A person looks at 300 random images that would be accepted, among which are planted ones: of other classes, labelled by
-people one by one. Which are which is not told. Errors that are found give an upper bound of the share of errors;
+people one by one. They are not shown which are which. Errors that are found give an upper bound of the share of errors;
 planted ones that are overlooked raise it. Guesses are accepted only if that bound is small, and only those that stood
 there when the audit was drawn.
 """

@@ -36,8 +36,8 @@ class Actor:
 class Desk:
     """A project that is open."""
 
-    def __init__(self, folder: Folder, told: Callable[[str], None]) -> None:
-        self.folder, self.told = folder, told
+    def __init__(self, folder: Folder, notify: Callable[[str], None]) -> None:
+        self.folder, self.notify = folder, notify
         self.log = folder.log()
         self.lock = threading.RLock()
         self.state = State(folder.rows, folder.exam)
@@ -50,7 +50,7 @@ class Desk:
 
     def learn(self, candidates: dict[str, np.ndarray], chosen: str | None) -> None:
         """Begin to guess: the features are there."""
-        self.learner = Learner(candidates, chosen, self.folder.seed, self._labelled, lambda: self.told("model"),
+        self.learner = Learner(candidates, chosen, self.folder.seed, self._labelled, lambda: self.notify("model"),
                                self.folder.base)
 
     def grow(self, more: dict[str, np.ndarray], count: int) -> None:
@@ -81,7 +81,7 @@ class Desk:
                 self._actions[who.action] = n
         if learns and self.learner:
             self.learner.again()
-        self.told(kind)
+        self.notify(kind)
         return n
 
     def once(self, who: Actor) -> None:
@@ -92,9 +92,9 @@ class Desk:
     # ---- actions -----------------------------------------------------------------------------------------------------
 
     def label(self, who: Actor, rows: list[int], name: str | None, how: str, seen: int,
-              settle: bool = False) -> dict[str, Any]:
+              final: bool = False) -> dict[str, Any]:
         """Give rows a class, or take it away; what others have said since ``seen`` is not overwritten but disputed.
-        With ``settle`` this label counts, and ends the dispute."""
+        With ``final`` this label counts, and ends the dispute."""
         if how not in ("human", "page", "exam", "audit"):
             raise LabelError(f"how={how!r} is none of human, page, exam, audit")
         chosen = self._rows(rows)
@@ -110,7 +110,7 @@ class Desk:
                 raise LabelError("these rows are the exam's: label them there")
             labels, known = state.labels()[chosen], state.known[chosen]
             me = state.people.get(who.name, -1)
-            newer = (known["event"] > seen) & (known["who"] != me) & (not settle)
+            newer = (known["event"] > seen) & (known["who"] != me) & (not final)
             clash = newer & ((known["how"] == DISPUTED) | ((labels >= 0) & (labels != number)))
             conflicts = [(int(row), int(other)) for row, other in zip(chosen[clash], known["label"][clash],
                                                                       strict=True)]

@@ -70,16 +70,16 @@ class Guess:
 
 
 class Learner:
-    """Fits in a thread of its own, always to the newest labels; ``told`` is called after each fit."""
+    """Fits in a thread of its own, always to the newest labels; ``fitted`` is called after each fit."""
 
     def __init__(self, candidates: dict[str, np.ndarray], chosen: str | None, seed: int,
-                 labelled: Callable[[], tuple[int, np.ndarray, np.ndarray]], told: Callable[[], None],
+                 labelled: Callable[[], tuple[int, np.ndarray, np.ndarray]], fitted: Callable[[], None],
                  base: int | None = None) -> None:
         self._raw = {name: Rows(values) for name, values in candidates.items()}
         self._scales = {name: scale(values[:base]) for name, values in candidates.items()}  # later rows change nothing
         self._first = next(reversed(self._raw))  # the richest stands last
         self._chosen, self.seed = chosen, seed
-        self._labelled, self._told = labelled, told
+        self._labelled, self._fitted = labelled, fitted
         self._growing = threading.RLock()
         self._standard: dict[str, Rows] = {}
         self._norms: dict[str, np.ndarray] = {}
@@ -199,7 +199,7 @@ class Learner:
                 self.failed = None
             with self._wake:
                 self._done = wanted
-            self._told()
+            self._fitted()
 
     def _fit(self) -> None:
         version, rows, labels = self._labelled()

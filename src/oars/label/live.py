@@ -58,8 +58,8 @@ def wait(source: str, group: str | None) -> None:
 class Live:
     """Follows the source in a thread of its own until it is closed."""
 
-    def __init__(self, desk: Desk, told: Callable[[str], None]) -> None:
-        self._desk, self._folder, self._told = desk, desk.folder, told
+    def __init__(self, desk: Desk, notify: Callable[[str], None]) -> None:
+        self._desk, self._folder, self._notify = desk, desk.folder, notify
         self.note: str | None = None
         self._waiting, self._caught, self._said = 0, time.monotonic(), 0.0
         self._pace: deque[tuple[float, int]] = deque(maxlen=100)
@@ -90,7 +90,7 @@ class Live:
 
     def _listen(self, file: Any) -> bool:
         """To one child, until it ends; whether there should be another one."""
-        begin, told = self._folder.rows, False
+        begin, more_to_come = self._folder.rows, False
         file.truncate((begin - self._folder.base) * RECORD.itemsize)  # without half a record, of a full disk
         child = self._child = subprocess.Popen(
             [sys.executable, "-m", "oars.label.live", str(self._folder.path), str(begin),
@@ -101,7 +101,7 @@ class Live:
                 if "error" in found:
                     self.note = f"{found['error']}: it is followed no more; start oars label again to go on"
                     return False
-                told = found["total"] > self._folder.rows
+                more_to_come = found["total"] > self._folder.rows
                 self._take(file, np.frombuffer(data, RECORD), found["total"])
         except (EOFError, ValueError, KeyError):
             self.note = "the process that reads new images has ended; it is started again"
@@ -114,7 +114,7 @@ class Live:
                 if pipe is not None:
                     pipe.close()
         # A child that ends twice at the same row, alone with it, has ended of it: the row is left out.
-        self._stuck = self._stuck + 1 if self._folder.rows == begin and told else 0
+        self._stuck = self._stuck + 1 if self._folder.rows == begin and more_to_come else 0
         if self._stuck > 1 and not self._ended.is_set():
             self._take(file, np.array([(time.time(), 0, 1, 0, 0)], RECORD), self._folder.rows + 1)
             self._stuck = 0
@@ -138,7 +138,7 @@ class Live:
         self._pace.append((now, self._folder.rows))
         if len(records) and now - self._said > 1:
             self._said = now
-            self._told("live")
+            self._notify("live")
 
     # ---- what is usual -----------------------------------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ class Server:
         if "class" not in body or not (body["class"] is None or isinstance(body["class"], str)):
             raise LabelError("class: a class's name, or null")
         return self.desk.label(self._actor(request), _rows(body["rows"]), body["class"], body["how"],
-                               max(0, min(body["seen"], 1 << 60)), body.get("settle") is True)
+                               max(0, min(body["seen"], 1 << 60)), body.get("final") is True)
 
     def _class(self, request: Request) -> Any:
         return self.desk.add_class(self._actor(request), _body(request, name=str)["name"])

@@ -26,6 +26,8 @@ from oars.rank.survive import Survivor
 if TYPE_CHECKING:
     from types import FrameType
 
+    from oars.engine.world import World
+
 TOGETHER_WITHIN = 1.0  # seconds
 true_exit = os._exit  # the script's is watched, see ``Ends.watch``
 
@@ -33,7 +35,7 @@ true_exit = os._exit  # the script's is watched, see ``Ends.watch``
 class Ends:
     """How a rank ends, written down for the supervisor, whichever way the script chooses."""
 
-    def __init__(self, folder: Path, rank: int, record: Record, world: Any, stderr: Path,
+    def __init__(self, folder: Path, rank: int, record: Record, world: World | None, stderr: Path,
                  survivor: Survivor | None) -> None:
         self.folder, self.rank, self.record, self.world, self.survivor = folder, rank, record, world, survivor
         self.pid, self.stderr, self.interrupts = os.getpid(), stderr, 0
@@ -83,7 +85,7 @@ class Ends:
 
     def diverged(self, how: str) -> None:
         """A script that is resumed does not go the way it went: nothing has been touched, and this rank ends."""
-        if self.joins and self.world.waits_to_join:
+        if self._waits_to_join():
             self._put(runfolder.stayed(self.rank), f"rank {self.rank} could not follow the script: {how}")
             true_exit(0)
         if self.joins:  # the others go on without it
@@ -120,7 +122,7 @@ class Ends:
     def hard_exit(self, code: int) -> None:
         """os._exit: MPI calls it a crash if a rank leaves without a word, Python does not."""
         if os.getpid() == self.pid:
-            if self.joins and self.world.waits_to_join:
+            if self._waits_to_join():
                 true_exit(0)
             code = code or self.met_the_others()
             self.record.close()
@@ -135,12 +137,15 @@ class Ends:
 
                 MPI.Finalize()
             if self.world is not None:
-                self._let_others_come()
+                self._let_others_come(self.world)
         true_exit(code)
 
-    def _let_others_come(self) -> None:
+    def _waits_to_join(self) -> bool:
+        return self.joins and self.world is not None and self.world.waits_to_join
+
+    def _let_others_come(self, world: World) -> None:
         """mpirun ends all ranks when one leaves with a code: those that are about to do the same have a moment."""
-        files_of_all = [self.folder / runfolder.exit_file(rank) for rank in self.world.members]
+        files_of_all = [self.folder / runfolder.exit_file(rank) for rank in world.members]
         until = monotonic() + TOGETHER_WITHIN
         while monotonic() < until and not all(path.exists() for path in files_of_all):
             sleep(0.01)

@@ -59,23 +59,23 @@ def main() -> None:
     redirect_output(folder, rank, plan)
     debug.begin(folder / runfolder.debug_log(rank))
     runfolder.put(folder / runfolder.born(rank), json.dumps([socket.gethostname(), os.getpid()]))
-    world: Any = None
+    world: World | None = None
     if many:
         cores = available_cores()
         patient = take_share(folder, plan, rank, first, cores)
         stdin = os.environ.pop(STDIN_VARIABLE)
-        world = join(folder, plan, rank, first, stdin, patient)
-        world.on_growth.append(lambda: take_cores(cores, world.local_rank, world.local_size))
-        if world.origin in world.servers:
-            run_server(folder, plan, world, rank)
+        world = joined = join(folder, plan, rank, first, stdin, patient)
+        joined.on_growth.append(lambda: take_cores(cores, joined.local_rank, joined.local_size))
+        if joined.origin in joined.servers:
+            run_server(folder, plan, joined, rank)
             return
-    if plan.bind and not first:
+    if plan.report_bindings and not first:
         say_places(world, plan)
     hide_ranks(plan)
     if plan.stdout_tty:
         tell_terminal_size(plan.stdout_tty)
     record = Record(folder, voice=world is None or world.rank == first == 0, world=world)
-    survivor = Survivor(folder, plan, world, record, stdin) if many and plan.survives else None
+    survivor = Survivor(folder, plan, world, record, stdin) if world is not None and plan.survives else None
     ends = Ends(folder, rank, record, world, folder / error_file(rank, plan), survivor)
     atexit.register(ends.last)  # first in, so it runs after the script's own
     install_adapters(folder, plan, world, record, rank)
@@ -229,7 +229,7 @@ def take_cores(cores: list[int], local_rank: int, ranks: int) -> None:
             pass
 
 
-def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: bool) -> Any:
+def join(folder: Path, plan: Plan, rank: int, first: int, stdin: str, patient: bool) -> World:
     """Start MPI and know all ranks; ranks that meet nobody have an mpirun of another MPI than mpi4py's."""
     if rank == 0 and socket.gethostname() == plan.host:  # no other host can be given it: there it is empty
         take_stdin(stdin)
@@ -310,7 +310,7 @@ def spans(numbers: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank: int) -> None:
+def install_adapters(folder: Path, plan: Plan, world: World | None, record: Record, rank: int) -> None:
     """Let the adapters patch what they patch; a framework's own waits until the script imports the framework."""
     from oars.adapt.python import seams
     from oars.adapt.python.imports import when_imported
@@ -322,11 +322,11 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     if many or verified or snapshots:  # a script that is verified, or resumed, draws alike both times, seeded or not
         from oars.adapt.replay import rewind
 
-        seams.install_random(world or Alone(), plan)
+        seams.install_random(world.origin if world is not None else 0, plan)
         seams.install_clock(None if plan.sync != "allreduce" else world, played=bool(plan.joining or plan.resume))
-    if many and not is_notebook(plan.script, plan.module):  # its figures are no windows: every rank keeps them
+    if world is not None and not is_notebook(plan.script, plan.module):  # its figures are no windows
         seams.install_figures(world)
-    if many:
+    if world is not None:
         seams.install_trackers(world)
     if snapshots and not many:
         from oars.adapt.replay.seams import watch_torch
@@ -351,7 +351,7 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
             import oars.adapt.tf1
 
             oars.adapt.tf1.install(tensorflow, world, plan, record)
-        elif many:
+        elif world is not None:
             import oars.adapt.tensorflow
 
             oars.adapt.tensorflow.install(tensorflow, world, plan, record)
@@ -359,7 +359,8 @@ def install_adapters(folder: Path, plan: Plan, world: Any, record: Record, rank:
     def jax_imported(_: ModuleType) -> None:
         import oars.adapt.jax
 
-        oars.adapt.jax.install(world, plan, record)
+        if world is not None:
+            oars.adapt.jax.install(world, plan, record)
 
     if plan.prune is not None or plan.widen:
         refuse_to_cut()
@@ -414,12 +415,6 @@ def refuse_to_cut() -> None:
     when_imported("torch", torch_seen)
     for name in ("keras", "tensorflow", "jax"):
         when_imported(name, seen)
-
-
-class Alone:
-    """All that adapters of one rank's files and random numbers ask of a world."""
-
-    rank, size, origin = 0, 1, 0
 
 
 if __name__ == "__main__":

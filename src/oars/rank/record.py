@@ -176,7 +176,7 @@ class Record:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to ``events.jsonl``."""
-        line = json.dumps({"time": clock(), "event": kind, **fields}) + "\n"
+        line = runfolder.event_line(kind, **fields)
         if self.voice:
             self._write_events([line])
         elif kind == "lost":
@@ -188,11 +188,7 @@ class Record:
     def _append(self, name: str, text: str) -> None:
         """Add to a file of the run folder. A full disk costs these lines, not the training."""
         try:
-            fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                os.write(fd, text.encode())
-            finally:
-                os.close(fd)
+            runfolder.append(self.folder / name, text)
         except OSError as error:
             if not self._full:
                 self._full = True
@@ -220,9 +216,7 @@ class Record:
         lines = [json.dumps({"iteration": iteration, "batch": batch, "of": rows, "era": era,
                              "samples": [int(sample) for sample in samples]}) + "\n"
                  for iteration, batch, rows, era, samples in batches]
-        fd = os.open(self.folder / runfolder.ledger(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.write(fd, "".join(lines).encode())
-        os.close(fd)
+        runfolder.append(self.folder / runfolder.ledger(rank), "".join(lines))
 
     def flush(self) -> None:
         """Write the steps collected so far."""

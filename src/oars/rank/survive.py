@@ -79,7 +79,7 @@ class Survivor:
             time.sleep(0.002)
 
     def _look_at_servers(self) -> None:
-        """One that has died unnoticed is told of."""
+        """Report one that has died unnoticed."""
         if self.world.servers:
             star = self.world.star
             failed = star.Get_failed()

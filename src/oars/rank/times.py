@@ -8,6 +8,7 @@ a day's file has some 800 lines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -73,14 +74,8 @@ class Times:
                 **{phase: round(spent, 6) for phase, spent in self.seconds.items()}, "memory": _resident()}
         if self.device_memory is not None:
             line["device_memory"] = self.device_memory()
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                os.write(fd, (json.dumps(line) + "\n").encode())
-            finally:
-                os.close(fd)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            runfolder.append(self._path, json.dumps(line) + "\n")
 
 
 def _resident() -> int | None:

@@ -27,7 +27,7 @@ def seal(folder: Path, code: int) -> None:
 
 
 def clear_marks(folder: Path) -> None:
-    """Take away what ranks and supervisor have told each other by, and what the ranks' views of files needed."""
+    """Remove the files by which ranks and supervisor communicated, and what the ranks' views of files needed."""
     for name in os.listdir(folder):
         if runfolder.MARKS.match(name):
             os.unlink(folder / name)

@@ -43,7 +43,7 @@ class Asking:
         return self.leaving is not None and (runfolder.DONE in seen or now - self.leaving > GRACE)
 
     def say_kept(self) -> None:
-        """What a run that was told to end has left to go on from."""
+        """What a run that was asked to end has left to go on from."""
         kept = sorted((self.folder / runfolder.SNAPSHOTS).glob("*.snap"))
         try:
             done = (self.folder / runfolder.DONE).read_text()

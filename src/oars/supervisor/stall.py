@@ -19,14 +19,11 @@ go on without a rank, or it is unclear who is out of step, the run is stopped in
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import statistics
 import threading
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from oars import runfolder
 from oars.engine.board import SERVES, Board, Slot
@@ -127,7 +124,7 @@ class Watch:
             if case is not None and case.reported_at is not None:
                 if case.said:
                     self.screen.say(f"the ranks continue, after {case.stall.seconds:.0f} s")
-                self._event("stall over", seconds=round(case.stall.seconds, 1))
+                runfolder.write_event(self.folder, "stall over", seconds=round(case.stall.seconds, 1))
             self._case = None
             return False
         same = case is not None and stall[:3] == case.stall[:3]
@@ -164,7 +161,7 @@ class Watch:
         if self.policy in ("drop", "abort") or times & (times - 1) == 0:
             self._say(case, times)
         for event in stall_report.events(case, self.folder):
-            self._event("stall", **event)
+            runfolder.write_event(self.folder, "stall", **event)
         if self.policy == "abort":
             return self._abort("--on-stall abort")
         return self._drop(case, set(case.stall.blamed)) if self.policy == "drop" else False
@@ -229,7 +226,7 @@ class Watch:
         for slot in slots:
             self.reach.kill(slot.host, slot.pid, signal.SIGKILL)
             self._dropped[slot.rank] = self._clock
-            self._event("drop", rank=slot.rank, host=slot.host, pid=slot.pid)
+            runfolder.write_event(self.folder, "drop", rank=slot.rank, host=slot.host, pid=slot.pid)
         self.screen.say(f"dropped {names}: the others continue")
         self._changed = {rank: self._clock for rank in self._changed}  # a period for the others to recover
         self._case = None
@@ -250,13 +247,9 @@ class Watch:
 
     def _abort(self, why: str) -> bool:
         self.screen.say(f"the run is stopped: {why}")
-        self._event("stopped", why=why)
+        runfolder.write_event(self.folder, "stopped", why=why)
         self.aborted = True
         return True
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError), open(self.folder / runfolder.EVENTS, "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": kind, **fields}) + "\n")
 
 
 def slow_rank(first: list[Slot], last: list[Slot], seconds: float) -> list[str]:

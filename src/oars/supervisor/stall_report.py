@@ -1,4 +1,4 @@
-"""Who is to blame for a stall, and how the user is told: judge the board, put what was found into words."""
+"""Who is to blame for a stall, and what the user reads: judge the board, put what was found into words."""
 
 from __future__ import annotations
 

@@ -49,29 +49,29 @@ class Blueprint:
 def read(path: Path) -> Blueprint:
     """A blueprint; WatchError for what is wrong in it."""
     try:
-        told = tomllib.loads(path.read_text())
+        fields = tomllib.loads(path.read_text())
     except OSError as error:
         raise WatchError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise WatchError(f"{path} is no TOML: {error}") from None
-    if unknown := set(told) - WORDS:
+    if unknown := set(fields) - WORDS:
         raise WatchError(f"{path}: {sorted(unknown)[0]} is none of {', '.join(sorted(WORDS))}")
     widths = {}
-    for name, text in told.get("widths", {}).items():
+    for name, text in fields.get("widths", {}).items():
         given = re.fullmatch(r"(\d+)\.\.(\d+)", str(text))
         if given is None or not 0 < int(given[1]) < int(given[2]):
             raise WatchError(f"{path}: the widths of {name} are {text!r}: write from..to, as in '48..384'")
         widths[name] = int(given[1]), int(given[2])
     if not widths:
         raise WatchError(f"{path} names no layers: [widths], and a line like 'body.*' = '48..384'")
-    budget = told.get("budget")
+    budget = fields.get("budget")
     if not isinstance(budget, (int, float)) or not budget > 0:
         raise WatchError(f"{path}: the budget is {budget!r}: FLOPs of the whole search, as in 4e14")
-    if told.get("best", "max") not in ("max", "min"):
-        raise WatchError(f"{path}: best is {told['best']!r}: max or min")
-    metric = told.get("metric")
-    return Blueprint(widths, float(budget), compiled(metric), told.get("best", "max" if metric else "min") == "max",
-                     told.get("when"))
+    if fields.get("best", "max") not in ("max", "min"):
+        raise WatchError(f"{path}: best is {fields['best']!r}: max or min")
+    metric = fields.get("metric")
+    return Blueprint(widths, float(budget), compiled(metric), fields.get("best", "max" if metric else "min") == "max",
+                     fields.get("when"))
 
 
 def evolve(path: Path, script: list[str], ranks: int, name: str | None) -> int:

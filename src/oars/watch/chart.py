@@ -112,7 +112,7 @@ def ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A number as short as it can be told."""
+    """A number as short as possible."""
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e5:

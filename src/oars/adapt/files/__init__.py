@@ -156,7 +156,7 @@ def _same_for_all(folders: list[str]) -> list[str]:
 
 
 def _folders_of_mpi() -> list[str]:
-    """Where MPI's processes on this host meet in files; it is told by the environment, from which we have hidden it."""
+    """Where MPI's processes on this host meet in files; the environment names it, where we have hidden it."""
     try:
         started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:

@@ -176,9 +176,9 @@ class Separate:
             meet.record.raise_interrupt()  # Ctrl-C reached some rank: all stop here
         return gathered[:, 3]
 
-    def _parted(self, told: np.ndarray) -> NoReturn:
-        other = int(np.argmax((told[:, :2] != told[0, :2]).any(1)))
-        names = [f"rank {meet.world.members[r]} {PLACES[told[r, 0]]} after {told[r, 1]} steps" for r in (0, other)]
+    def _parted(self, every: np.ndarray) -> NoReturn:
+        other = int(np.argmax((every[:, :2] != every[0, :2]).any(1)))
+        names = [f"rank {meet.world.members[r]} {PLACES[every[r, 0]]} after {every[r, 1]} steps" for r in (0, other)]
         end(f"the ranks are out of step: {names[0]}, {names[1]}. In separate training each rank reads its own loss: "
              "let the script decide by values that it reads after an epoch, or use --sync allreduce")
 
@@ -275,8 +275,8 @@ def logs(separate: Separate) -> Any:
             if not separate.steps:
                 return inner(self, logs)
             separate.unite()
-            told = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
-            return meet.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
+            own = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
+            return meet.world.broadcast(lambda: own)  # behind a train_step of one's own they are the rank's
 
         return logs_of
 

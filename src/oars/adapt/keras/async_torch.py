@@ -98,8 +98,8 @@ def logs(inner: Callable[..., Any]) -> Any:
             return inner(self, logs)
         ctx.phases.meet(EVALUATION)
         _average(self.metrics_variables)
-        told = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
-        return ctx.world.broadcast(lambda: told)  # behind a train_step of one's own they are the rank's
+        own = keras.tree.map_structure(keras.ops.convert_to_numpy, inner(self, logs))
+        return ctx.world.broadcast(lambda: own)  # behind a train_step of one's own they are the rank's
 
     return logs_of
 

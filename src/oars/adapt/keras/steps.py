@@ -1,4 +1,4 @@
-"""Steps: what the run's record is told, where ``oars verify`` stops a script, and a step that is done again.
+"""Steps: what goes into the run's record, where ``oars verify`` stops a script, and a step that is done again.
 
 A step is a function of the state and the global batch. When a rank is lost in it, the state is put back and the same
 batch is cut anew for the ranks that are left: nothing of the epoch is left out.
@@ -173,7 +173,7 @@ def apply(inner: Callable[..., Any]) -> Any:
 
 
 def jit_compile(inner: property) -> property:
-    """XLA cannot call the host. A model that is compiled with it by its script is told of, for it draws otherwise."""
+    """XLA cannot call the host. A model that its script compiles with it is reported: it draws other numbers."""
     setter: Any = inner.fset
 
     def choose(self: keras.Model, value: bool | str) -> None:

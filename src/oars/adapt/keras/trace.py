@@ -98,23 +98,23 @@ def tried(model: keras.Model, args: tuple, kwargs: dict, wire: ModuleType, first
         some = tree.map_structure(lambda x: x[1:3] if _rowed(x) else x, inputs)
         with contextlib.redirect_stdout(io.StringIO()):  # a print in a call is not for the user
             for training in (True, False):
-                told = _compared(run, inputs, spoilt, some, training, wire) or _kept_rows(kept)
-                if told:
-                    return told
+                reason = _compared(run, inputs, spoilt, some, training, wire) or _kept_rows(kept)
+                if reason:
+                    return reason
             if first:  # a comparison with some number shows by it
                 large = [tree.map_structure(functools.partial(_spoil, by), inputs) for by in (1e6, -1e6)]
                 base = run(*inputs, True)[0]
                 if any(_others_change(base, run(*changed, True)[0]) for changed in large):
                     return "its rows depend on each other"
-                if told := _goes_back(model, inputs, some, wire):
-                    return told
+                if reason := _goes_back(model, inputs, some, wire):
+                    return reason
             if wire.in_graph((args, kwargs)):  # there nobody knows how many rows a rank has
                 given, named = tree.map_structure(_open, inputs)
                 backend.compute_output_spec(model.call, *given, **_with_training(model, named, True))
         return ""
     except Exception as error:
-        told = str(error).strip().partition("\n")[0][:120]
-        return f"trying it on invented rows failed ({type(error).__name__}: {told})"
+        reason = str(error).strip().partition("\n")[0][:120]
+        return f"trying it on invented rows failed ({type(error).__name__}: {reason})"
     finally:
         probing = False
         for layer, before in kept:
@@ -333,7 +333,7 @@ def _pulled(model: keras.Model, values: list, inputs: tuple, share: _Part | None
 
 
 def _with_training(model: keras.Model, kwargs: dict, training: bool) -> dict:
-    """What a ``call`` is given by name: if it is training it is told, if it asks for that."""
+    """What a ``call`` is given by name: whether it is training, if it asks for that."""
     others = {name: value for name, value in kwargs.items() if name != "training"}
     return {**others, "training": training} if model._call_has_training_arg else others
 

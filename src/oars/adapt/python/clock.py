@@ -33,7 +33,7 @@ _time, _localtime = time.time, time.localtime
 
 
 def agreed(name: str, world: World | None) -> Layer:
-    """Around ``time.<name>``; without a ``world`` only to record what it told (``oars.adapt.replay.tape``)."""
+    """Around ``time.<name>``; without a ``world`` only to record what it gave (``oars.adapt.replay.tape``)."""
     return lambda clock: random.for_scripts(clock, _reading(name, clock, world))
 
 
@@ -60,10 +60,10 @@ def _reading(name: str, clock: Callable[..., Any], world: World | None) -> Any:
 
 def _first_ranks(world: World, own: Callable[[], Any]) -> Any:
     """What the first rank reads; a place where all ranks meet, so that signals come to the script here as well."""
-    told, due = world.broadcast(lambda: (own(), signals.due))
+    value, due = world.broadcast(lambda: (own(), signals.due))
     if due:
         signals.deliver()
-    return told
+    return value
 
 
 def of_the_first(world: World) -> Layer:

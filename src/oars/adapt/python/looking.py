@@ -1,7 +1,7 @@
 """Looking into a script's objects without running any code of theirs.
 
 A class may have its own ``items``, ``__len__``, ``__getattr__`` or ``__class__``: transformers' lazy tables import
-every model when they are asked for their items. So kinds are told by ``type``, containers are read with the methods
+every model when they are asked for their items. So ``type`` decides the kind, containers are read with the methods
 of ``dict``, ``list`` and ``tuple`` themselves, and attributes from where Python keeps them.
 """
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from oars.engine.world import World
 
 _true_urandom = os.urandom
 _seed = 0
@@ -62,10 +61,10 @@ _collecting = False  # in the garbage collector, in the main thread
 _entropy: _Entropy | None = None
 
 
-def begin(world: World, plan: Plan) -> None:
-    """Same initial state and same fresh entropy on every rank of ``world``, from ``plan.seed`` (``seams``)."""
+def begin(origin: int, plan: Plan) -> None:
+    """Same initial state and same fresh entropy on every rank, from ``plan.seed``; this one is ``origin``."""
     global _seed, _rank, _entropy
-    _seed, _rank = int(plan.seed), world.origin
+    _seed, _rank = int(plan.seed), origin
     _entropy = _Entropy()
     random.seed(_derive("python", _seed))
 

@@ -37,9 +37,9 @@ RANDOM = (
 )
 
 
-def install_random(world: Any, plan: Plan) -> None:
+def install_random(origin: int, plan: Plan) -> None:
     """Random numbers: what ranks share, they draw alike."""
-    random.begin(world, plan)
+    random.begin(origin, plan)
     patching.install(RANDOM, _EVERY)
     when_imported("multiprocessing.shared_memory",
                   lambda module: patching.put(module, "secrets", random.true_secrets()))

@@ -39,7 +39,7 @@ _set, _get = signal.signal, signal.getsignal
 _setitimer, _getitimer = signal.setitimer, signal.getitimer
 _TIMER_OF: dict[int, int] = {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
                              signal.SIGPROF: signal.ITIMER_PROF}
-_ECHO = 1.0  # seconds in which a signal that another rank has told of may come here too
+_ECHO = 1.0  # seconds in which a signal that another rank has reported may come here too
 _IDLE = 2.0  # seconds in which the main thread does nothing but wait for other threads
 FOR_A_WHILE, FOR_EVER = "for a while", "for ever"
 _WAITS = 1.0  # seconds for a timer's function, which may wait for the main thread
@@ -200,7 +200,7 @@ class Signals:
         if name is None:
             return False
         released, until = self._timers[name], monotonic() + timer.interval
-        told, idle = False, monotonic()
+        announced, idle = False, monotonic()
         while not timer.finished.is_set() and not released.is_set():
             left = until - monotonic()
             waits = left <= 0 and _main_thread_waits()
@@ -208,8 +208,8 @@ class Signals:
                 idle = monotonic()
             if left <= 0 and (self._over or waits == FOR_EVER or monotonic() - idle > _IDLE):
                 break  # the ranks do not meet before it has run, perhaps, and all are here
-            if left <= 0 and self.world.rank == 0 and not told:
-                told = True
+            if left <= 0 and self.world.rank == 0 and not announced:
+                announced = True
                 self._rung.append(name)
             timer.finished.wait(min(left, 0.05) if left > 0 else 0.005)
         if not timer.finished.is_set():

@@ -97,11 +97,11 @@ def _length(path: str) -> int | None:
 # ---- while playing --------------------------------------------------------------------------------------------------
 
 
-def begin(rank: int, folder: Path, told: dict[str, Any]) -> None:
-    """Hush the output and let no file be touched. ``told`` is what ``standing`` said then."""
-    every = noted(folder)[0].union(told["made"])
+def begin(rank: int, folder: Path, then: dict[str, Any]) -> None:
+    """Hush the output and let no file be touched. ``then`` is what ``standing`` gave at the snapshot."""
+    every = noted(folder)[0].union(then["made"])
     seams.made.update(every)
-    seams.appended.update(told["appended"])
+    seams.appended.update(then["appended"])
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         _hushed.append((fd, os.dup(fd)))
@@ -143,21 +143,21 @@ def trouble() -> str:
     return ""
 
 
-def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
+def end(voice: bool, folder: Path, then: dict[str, Any]) -> None:
     """The snapshot's place: throw the overlay away; the voice's files are real from here on."""
     flush()
     overlay = files.overlay()
     with library.alone():  # no thread and no loader worker changes files meanwhile
         if voice:
             made, appended = noted(folder)
-            for path in sorted(made.difference(told["made"]), reverse=True):  # what is in a folder before the folder
+            for path in sorted(made.difference(then["made"]), reverse=True):  # what is in a folder before the folder
                 _set_aside(path, folder)
-            for path, length in {**appended, **told["appended"]}.items():
-                if path not in told["opened"]:
+            for path, length in {**appended, **then["appended"]}.items():
+                if path not in then["opened"]:
                     _cut(path, length, folder)
             for fd, path in _writing():
                 if path.startswith(overlay.tree + "/"):
-                    _reopen(fd, path, path.removeprefix(overlay.tree), told["opened"], folder)
+                    _reopen(fd, path, path.removeprefix(overlay.tree), then["opened"], folder)
         _forget_played(overlay)
         if voice:
             here = os.getcwd().removeprefix(overlay.tree) or "/"
@@ -169,7 +169,7 @@ def end(voice: bool, folder: Path, told: dict[str, Any]) -> None:
     speak()
 
 
-def join(told: dict[str, Any]) -> None:
+def join(then: dict[str, Any]) -> None:
     """Where this rank joins a run that is going: its overlay holds the voice's files as they are now."""
     flush()
     overlay = files.overlay()
@@ -178,8 +178,8 @@ def join(told: dict[str, Any]) -> None:
         overlay.adopt()
         for fd, mirror in _writing():
             path = mirror.removeprefix(overlay.tree)
-            if mirror != path and path in told["opened"]:
-                os.lseek(fd, told["opened"][path][1], os.SEEK_SET)
+            if mirror != path and path in then["opened"]:
+                os.lseek(fd, then["opened"][path][1], os.SEEK_SET)
     speak()
 
 

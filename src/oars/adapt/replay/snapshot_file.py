@@ -262,11 +262,11 @@ def newest(folder: Path, check: Callable[[dict[str, Any]], None]) -> tuple[Path 
     ``check`` may raise Damaged for a snapshot whose log is not good.
     """
     place = folder / runfolder.SNAPSHOTS
-    told: list[str] = []
+    refused: list[str] = []
     for name in found(place):
         try:
             check(read(place / name)[0])
-            return place / name, told
+            return place / name, refused
         except Damaged as why:
-            told.append(f"the snapshot of step {int(name[:-5])} is refused: {why}")
-    return None, told
+            refused.append(f"the snapshot of step {int(name[:-5])} is refused: {why}")
+    return None, refused

@@ -123,13 +123,13 @@ class _Torch(Stream):
     def _look_inside(self, generator: Any) -> None:
         """A glance at the generator's own memory: how many of its 624 words are used, the first of them, and behind
         them the normal number it may have kept for the next who asks."""
-        told = np.frombuffer(self.get(), "<u8", count=3 + _WORDS)  # seed, two numbers in one, words used, words
+        state = np.frombuffer(self.get(), "<u8", count=3 + _WORDS)  # seed, two numbers in one, words used, words
         head = ctypes.string_at(generator._cdata, 256)
-        place = head.find(told[:2].tobytes()[:12])
+        place = head.find(state[:2].tobytes()[:12])
         if place < 0:
             return
         place += generator._cdata + 16
-        if ctypes.string_at(place, 4 + 4 * _WORDS) != told[2:].astype("<u4").tobytes():
+        if ctypes.string_at(place, 4 + 4 * _WORDS) != state[2:].astype("<u4").tobytes():
             return
         self.cells = [ctypes.c_uint64.from_address(place + i) for i in (0, *range(8 + 4 * _WORDS, 32 + 4 * _WORDS, 8))]
 

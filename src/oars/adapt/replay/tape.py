@@ -286,20 +286,20 @@ class Tape:
     # -- the clock
 
     def shifted(self, name: str, clock: Callable[..., Any]) -> Any:
-        """What this rank's clock shows; after a resume it goes on from what the script was told before."""
+        """What this rank's clock shows; after a resume it goes on from what the script has read before."""
         return clock() + self._clock_shift.get(name, 0)
 
     def time(self, name: str, clock: Callable[..., Any]) -> Any:
-        """What the script is told when it asks ``time.<name>``: ``clock()``, recorded, or what it was told then."""
+        """What the script reads from ``time.<name>``: ``clock()``, recorded, or what it read then."""
         whole = name.endswith("_ns")
         if self.playing:
             self.take("N" if whole else "T")
             return (_long if whole else _double)(self._bytes(8))[0]
-        told = clock()
-        self._buffer += (b"N" + _LONG(told)) if whole else (b"T" + _DOUBLE(told))
+        value = clock()
+        self._buffer += (b"N" + _LONG(value)) if whole else (b"T" + _DOUBLE(value))
         if len(self._buffer) > _IN_MEMORY:  # a script that does nothing else, for hours
             self.give_up()
-        return told
+        return value
 
 
     def clocks(self) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class Tape:
         return {name: getattr(time, name)() + self._clock_shift.get(name, 0) for name in _CLOCKS}
 
     def set_clocks(self, then: dict[str, Any]) -> None:
-        """Let them go on from ``then``: the script subtracts what it was told before."""
+        """Let them go on from ``then``: the script subtracts what it has read before."""
         self._clock_shift = {name: value - getattr(time, name)() for name, value in then.items() if name in _CLOCKS}
 
 

@@ -143,8 +143,8 @@ def call(model: keras.Model, first: tf.Tensor, inputs: list[Any],
         def back(*grads: Any, variables: Sequence[tf.Variable] = ()) -> Any:
             ordered = sorted(variables, key=made.place)  # TensorFlow gives a set's order: another one on every rank
             found, sums = made.backward(list(grads), wanted, ordered)
-            told = {id(v): g for v, g in zip(ordered, sums, strict=True)}
-            return (found, [told[id(v)] for v in variables]) if variables else found
+            sum_of = {id(v): g for v, g in zip(ordered, sums, strict=True)}
+            return (found, [sum_of[id(v)] for v in variables]) if variables else found
 
         return outs, back
 

@@ -167,7 +167,7 @@ def _pooling(plain: Callable[..., Any], scope_name: str) -> Any:
 def dropout(inputs: tf.Tensor, keep_prob: float | tf.Tensor = 0.5,
             noise_shape: Sequence[int | None] | tf.Tensor | None = None, is_training: bool | tf.Tensor = True,
             outputs_collections: Collections = None, scope: str | None = None, seed: int | None = None) -> Any:
-    """``tf.layers.dropout``, told what to keep."""
+    """``tf.layers.dropout``, given what to keep."""
     with old.name_scope(scope, "Dropout", [inputs]):
         out = layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training)
         return _finished(out, None, outputs_collections)

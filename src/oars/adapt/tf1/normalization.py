@@ -77,13 +77,13 @@ class BatchNormalization(Layer):
         """The batch's mean and variance; that averages move, if this has a ``weight``, becomes an update."""
         axes = [axis for axis in range(inputs.shape.rank) if axis != self.axis]
         mean, variance = tf.nn.moments(inputs, axes)
-        told = variance
+        unbiased = variance
         if self.fused:  # TensorFlow's kernel tells the variance of what the batch is a sample of
             count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), variance.dtype)
-            told *= count / tf.maximum(count - 1, 1)
+            unbiased *= count / tf.maximum(count - 1, 1)
         step = weight * (1 - self.momentum)
         self.add_update([old.assign_sub(moving, (moving - new) * step) for moving, new in
-                         ((self.moving_mean, mean), (self.moving_variance, told))])
+                         ((self.moving_mean, mean), (self.moving_variance, unbiased))])
         return mean, variance
 
 

@@ -199,8 +199,8 @@ class Stages:
         """All ranks are to send the same messages in the same order; looked at once for each set of living ranks."""
         if self.agreed == meet.era:
             return
-        told = repr([[(m.user, m.summed, m.source.shape) for m in stage] for stage in self.stages])
-        if not meet.same(np.frombuffer(told.encode(), np.uint8)):
+        messages = repr([[(m.user, m.summed, m.source.shape) for m in stage] for stage in self.stages])
+        if not meet.same(np.frombuffer(messages.encode(), np.uint8)):
             raise SystemExit("oars: the ranks have made different graphs: a script for TensorFlow 1 must make the same "
                              "operations in the same order in every process")
         self.agreed = meet.era

@@ -46,7 +46,7 @@ NAMES = (
     # gradients
     Private("torch._C.TensorBase", "grad", "gradients could not be read past what notes the script's reads"),
     Private("torch._C.TensorBase", "numpy", "weights could not be compared past what records the script's reads"),
-    Private("torch._C._functions", "AccumulateGrad", "leaves of a graph could not be told from what is computed"),
+    Private("torch._C._functions", "AccumulateGrad", "leaves of a graph could not be known from what is computed"),
     Private(FUNCTION, "_backward_cls", "what crosses ranks in a graph could not be found again after a death"),
     Private("torch", "_foreach_copy_ _foreach_norm", "gradients could not be copied at once; no norm in the record"),
     Private("torch.optim.Optimizer", "profile_hook_step", "no step is seen: nothing is recorded, counted or repeated"),
@@ -72,7 +72,7 @@ NAMES = (
             "a resumed epoch could not go on in its middle"),
     Private("torch.utils.data._utils.fetch", "_MapDatasetFetcher", "the same as of the iterators"),
     Private("torch.utils.data._utils.worker", "ManagerWatchdog WorkerInfo", "workers would not end with their rank"),
-    Private("torch.utils.data._utils.collate", "default_collate default_convert", "batches could not be told apart"),
+    Private("torch.utils.data._utils.collate", "default_collate default_convert", "batches could not be distinguished"),
     Private(ITERATOR, "_auto_collation _base_seed _collate_fn _dataset_kind _drop_last _index_sampler _num_workers "
             "_sampler_iter", "the same as of the iterators"),
     Private(WORKERS, "_index_queues _rcvd_idx _shutdown_workers _workers", "the same, with workers"),

@@ -72,7 +72,7 @@ class Pruner:
         self.lent: list[tuple[torch.Tensor, int, torch.Tensor, cut.Dims]] = []  # by state_dict
         self.asked = 0  # times that the script has asked for a state_dict since the first step
         self.said = False
-        self.events: list[dict[str, Any]] = []  # of the cuts so far: a voice that dies may not have told of the last
+        self.events: list[dict[str, Any]] = []  # of the cuts so far: a voice that dies may not have written the last
         self.spoke = False
         gc.freeze()  # what is there now is no script's: what looks for copies of models need not look at it
         atexit.register(self.leave)
@@ -126,21 +126,21 @@ class Pruner:
         """All ranks: the first one decides, each does it."""
         began = perf_counter()
         if ctx.world is None:
-            told = self._decide()
+            decision = self._decide()
         else:
-            told = ctx.world.broadcast(self._decide)
-        if "nothing" in told:
-            raise NothingToCut(told["nothing"])
-        if "examined" in told:
+            decision = ctx.world.broadcast(self._decide)
+        if "nothing" in decision:
+            raise NothingToCut(decision["nothing"])
+        if "examined" in decision:
             self.examined = True
-            ctx.record.event("prunable", layers=told["examined"])
-        if "growths" in told:
-            self._grow(told["growths"])
-        if told.get("over"):
-            self.schedule.end(told["over"])
-            ctx.record.notice(told["over"])
-        if "cuts" in told:
-            self._cut(told["cuts"], told["event"], began)
+            ctx.record.event("prunable", layers=decision["examined"])
+        if "growths" in decision:
+            self._grow(decision["growths"])
+        if decision.get("over"):
+            self.schedule.end(decision["over"])
+            ctx.record.notice(decision["over"])
+        if "cuts" in decision:
+            self._cut(decision["cuts"], decision["event"], began)
 
     def _decide(self) -> dict[str, Any]:
         try:
@@ -173,8 +173,8 @@ class Pruner:
         if not any(found.values()):
             if not self.models:
                 return {}
-            told = "; ".join(f"{layer}: {reason}" for layer, reason in list(why.items())[:3])
-            return {"nothing": f"--widen {', '.join(self.widen)} makes no layer wider ({told or 'there is none'})"}
+            listed = "; ".join(f"{layer}: {reason}" for layer, reason in list(why.items())[:3])
+            return {"nothing": f"--widen {', '.join(self.widen)} makes no layer wider ({listed or 'there is none'})"}
         return {"growths": found}
 
     def _examine(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Scripts that start ranks themselves (``torch.distributed``, ``torch.multiprocessing.spawn``) are not written for one
-process: they are told what to delete.
+process: the message says what to delete.
 
 A process that a rank spawns is nobody's rank, and may do as it likes but one thing: make a process group. Those of
 several ranks would meet at one port.

@@ -1,4 +1,4 @@
-"""Steps: what the run's record is told after every optimizer step, and where ``oars verify`` stops a script.
+"""Steps: what goes into the run's record after every optimizer step, and where ``oars verify`` stops a script.
 
 The phases of the loop, as the record's clock sees them: ``data`` is the loader at work, ``forward`` from there to
 ``backward()``, ``backward``, ``update`` the optimizer at work, ``other`` the rest (evaluation, clipping, printing).
@@ -126,12 +126,12 @@ def _timed(inner: Callable[..., Any], before: str, phase: str) -> Any:
 
 
 def timed_next(inner: Callable[..., Any]) -> Any:
-    """Around a loader's ``__next__``: the clock is told."""
+    """Around a loader's ``__next__``: its time goes to the clock."""
     return _timed(inner, "other", "data")
 
 
 def timed_backward(inner: Callable[..., Any]) -> Any:
-    """Around ``backward``: the clock is told."""
+    """Around ``backward``: its time goes to the clock."""
     return _timed(inner, "forward", "backward")
 
 
@@ -183,7 +183,7 @@ def _which(optimizer: Optimizer) -> int:
     return free
 
 
-# ---- what the record is told ----------------------------------------------------------------------------------------
+# ---- what goes into the record --------------------------------------------------------------------------------------
 
 
 def _rates(optimizer: Optimizer) -> Any:

@@ -55,7 +55,7 @@ export function people(app) {
     disputes.splice(at, 1);
     at = Math.max(0, Math.min(at, disputes.length - 1));
     show();
-    await app.label([here.row], name, "human", { settle: true });
+    await app.label([here.row], name, "human", { final: true });
     load();
   }
 

@@ -153,7 +153,8 @@ static int changed_here(const struct place *p)
 {
   signals kept = signals_off();
   tables_look(1);
-  const struct folder *f = p->state == LOWER || p->state == KEPT ? folder_of(strcmp(p->where, "/") ? p->where : "") : NULL;
+  const struct folder *f =
+      p->state == LOWER || p->state == KEPT ? folder_of(strcmp(p->where, "/") ? p->where : "") : NULL;
   int result = f && f->mine > 0;
   tables_look(0);
   signals_back(kept);
@@ -185,7 +186,8 @@ int do_stat(int dirfd, const char *path, struct stat *st, int flags)
     int follow = !(flags & AT_SYMLINK_NOFOLLOW);
     LOOK(result, w, p, w->first, 0, sys_stat(p->target, st, p->state == THROUGH ? flags : flags | AT_SYMLINK_NOFOLLOW));
     if (result >= 0 && follow && p->state != THROUGH && S_ISLNK(st->st_mode))
-      LOOK(result, w, p, w->first, 1, sys_stat(p->target, st, p->state == THROUGH ? flags : flags | AT_SYMLINK_NOFOLLOW));
+      LOOK(result, w, p, w->first, 1,
+           sys_stat(p->target, st, p->state == THROUGH ? flags : flags | AT_SYMLINK_NOFOLLOW));
     struct stat mirror;
     if (result >= 0 && S_ISDIR(st->st_mode) && changed_here(p) && sys_stat(mirror_of(w, p), &mirror, 0) == 0) {
       st->st_mtim = mirror.st_mtim;

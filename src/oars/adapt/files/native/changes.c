@@ -114,7 +114,10 @@ int do_symlink(const char *text, int dirfd, const char *path)
 }
 
 EXPORT int symlink(const char *text, const char *path) { return (int)border(do_symlink(text, AT_FDCWD, path)); }
-EXPORT int symlinkat(const char *text, int dirfd, const char *path) { return (int)border(do_symlink(text, dirfd, path)); }
+EXPORT int symlinkat(const char *text, int dirfd, const char *path)
+{
+  return (int)border(do_symlink(text, dirfd, path));
+}
 
 int do_node(int dirfd, const char *path, mode_t mode, dev_t device)
 {
@@ -122,13 +125,19 @@ int do_node(int dirfd, const char *path, mode_t mode, dev_t device)
                       raw(SYS_mknodat, dirfd, (long)path, mode, (long)device, 0, 0));
 }
 
-EXPORT int mknod(const char *path, mode_t mode, dev_t device) { return (int)border(do_node(AT_FDCWD, path, mode, device)); }
+EXPORT int mknod(const char *path, mode_t mode, dev_t device)
+{
+  return (int)border(do_node(AT_FDCWD, path, mode, device));
+}
 EXPORT int mknodat(int dirfd, const char *path, mode_t mode, dev_t device)
 {
   return (int)border(do_node(dirfd, path, mode, device));
 }
 EXPORT int mkfifo(const char *path, mode_t mode) { return (int)border(do_node(AT_FDCWD, path, mode | S_IFIFO, 0)); }
-EXPORT int mkfifoat(int dirfd, const char *path, mode_t mode) { return (int)border(do_node(dirfd, path, mode | S_IFIFO, 0)); }
+EXPORT int mkfifoat(int dirfd, const char *path, mode_t mode)
+{
+  return (int)border(do_node(dirfd, path, mode | S_IFIFO, 0));
+}
 EXPORT int __xmknod(int version, const char *path, mode_t mode, dev_t *device)
 {
   (void)version;
@@ -263,7 +272,8 @@ EXPORT int utime(const char *path, const struct utimbuf *times)
 }
 
 #define XATTR_READ(name, number, follow, ...)                                                             \
-  (ssize_t)border(SEEN(AT_FDCWD, path, follow, raw(number, (long)path, __VA_ARGS__), raw(number, (long)target, __VA_ARGS__)))
+  (ssize_t)border(SEEN(AT_FDCWD, path, follow, raw(number, (long)path, __VA_ARGS__),                                  \
+                      raw(number, (long)target, __VA_ARGS__)))
 EXPORT ssize_t getxattr(const char *path, const char *name, void *value, size_t size)
 {
   return XATTR_READ(getxattr, SYS_getxattr, 1, (long)name, (long)value, (long)size, 0, 0);
@@ -281,7 +291,8 @@ EXPORT ssize_t llistxattr(const char *path, char *list, size_t size)
   return XATTR_READ(llistxattr, SYS_llistxattr, 0, (long)list, (long)size, 0, 0, 0);
 }
 #define XATTR_CHANGE(number, follow, ...)                                                                       \
-  (int)border(ADJUSTED(AT_FDCWD, path, follow, 0, raw(number, (long)path, __VA_ARGS__), raw(number, (long)target, __VA_ARGS__)))
+  (int)border(ADJUSTED(AT_FDCWD, path, follow, 0, raw(number, (long)path, __VA_ARGS__),                               \
+                      raw(number, (long)target, __VA_ARGS__)))
 EXPORT int setxattr(const char *path, const char *name, const void *value, size_t size, int flags)
 {
   return XATTR_CHANGE(SYS_setxattr, 1, (long)name, (long)value, (long)size, flags, 0);

@@ -1,8 +1,8 @@
 /* When the library begins to act, and what the Python side asks of it (oars.adapt.files).
  *
  * A rank calls oars_files_begin with the name of a file that says which side it is on. Its children find that name in
- * their environment (OARS_FILES) and begin by themselves. Both variables are taken out of the environment then, and given
- * back to children only, so a script's environment is that of one process.
+ * their environment (OARS_FILES) and begin by themselves. Both variables are taken out of the environment then, and
+ * given back to children only, so a script's environment is that of one process.
  */
 #include "files.h"
 #include <pthread.h>

@@ -10,7 +10,7 @@
  *   overlay.c                  changes of a rank that is not the voice: in its own mirror tree
  *   voice.c                    changes of the voice: what was there before is kept first
  *   view.c                     what a path stands for in this process's view
- *   tables.c gate.c            what is known of changed paths, the two logs that processes share it by; whose turn it is
+ *   tables.c gate.c            what is known of changed paths, the two logs that processes share it by, and the gate
  *   raw.c                      system calls and memory, without libc: safe in signal handlers, before main, after vfork
  *
  * Nothing here calls malloc but where libc's own function would; functions return -errno inside and set errno at the

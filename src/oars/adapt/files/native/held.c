@@ -1,11 +1,11 @@
-/* What this process holds open in its mirror (a log, a database, a mapped array) goes on at the real place when its rank
- * has become the voice.
+/* What this process holds open in its mirror (a log, a database, a mapped array) goes on at the real place when its
+ * rank has become the voice.
  *
  * Where the mirror's file became real by a hard link it is the same inode, and there is nothing to do. Where it was
  * copied, descriptors are replaced by ones of the real file with the same flags and offset, and shared mappings are
  * laid anew over the same addresses. The working folder moves too. Such a file keeps the number by which the process
- * knows it: SQLite takes a database whose number has changed for another file. Files without a name any more are left as
- * they are.
+ * knows it: SQLite takes a database whose number has changed for another file. Files without a name any more are left
+ * as they are.
  */
 #include "files.h"
 #include <sys/mman.h>
@@ -104,7 +104,8 @@ static void follow_descriptors(struct work *w)
     if (fd < 0 || sys_readlink(link, mirror, BIG) < 0) continue;
     if (strncmp(mirror, config.tree, config.tree_length) || mirror[config.tree_length] != '/') continue;
     struct stat open_one, there;
-    if (raw(SYS_fstat, fd, (long)&open_one, 0, 0, 0, 0) < 0 || sys_stat(mirror, &there, AT_SYMLINK_NOFOLLOW) < 0) continue;
+    if (raw(SYS_fstat, fd, (long)&open_one, 0, 0, 0, 0) < 0) continue;
+    if (sys_stat(mirror, &there, AT_SYMLINK_NOFOLLOW) < 0) continue;
     if (open_one.st_ino != there.st_ino || open_one.st_dev != there.st_dev) continue;
     const char *place = mirror + config.tree_length;
     if (!copied(mirror, place)) continue;
@@ -160,7 +161,8 @@ static void map_again(char *line)
   line += 5;
   unsigned long offset = hex(&line);
   char *path = strchr(line, '/');
-  if (!path || how[3] != 's' || strncmp(path, config.tree, config.tree_length) || path[config.tree_length] != '/') return;
+  if (!path || how[3] != 's') return;
+  if (strncmp(path, config.tree, config.tree_length) || path[config.tree_length] != '/') return;
   const char *place = path + config.tree_length;
   if (!copied(path, place)) return;
   catch_up(path, place);

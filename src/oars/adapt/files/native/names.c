@@ -1,5 +1,5 @@
-/* What a folder holds for this process, in an order that is the same on every rank: what was there before the run as the
- * file system has it, then by name what the run has made. Where that lies in a folder is chance. */
+/* What a folder holds for this process, in an order that is the same on every rank: what was there before the run as
+ * the file system has it, then by name what the run has made. Where that lies in a folder is chance. */
 #include "files.h"
 #include <sys/mman.h>
 
@@ -100,7 +100,8 @@ static int order(struct names *all, size_t first)
   while (name_at(all, &at)) count++;
   if (count < 2) return 0;
   size_t room = count * sizeof(struct name *);
-  struct name **each = (struct name **)raw(SYS_mmap, 0, (long)room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct name **each = (struct name **)raw(SYS_mmap, 0, (long)room, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if ((long)each < 0 && (long)each > -4096) return -ENOMEM;
   for (at = first; i < count;) each[i++] = name_at(all, &at);
   sort_names(each, count);

@@ -73,7 +73,7 @@ static int lift(struct work *w, const char *where, int empty, int marked)
     for (;;) {
       unsigned seen = news_number;
       result = find(w, p, copy, 0);
-      from = result < 0 ? result : p->state == ABSENT ? -ENOENT : sys_open(p->target, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+      from = result < 0 ? result : p->state == ABSENT ? -ENOENT : sys_open(p->target, O_CLOEXEC | O_NOFOLLOW, 0);
       news();
       if (seen == news_number) break;
       if (from >= 0) sys_close(from);
@@ -225,7 +225,7 @@ int own_open(struct work *w, const char *path, int flags, mode_t mode)
       result = there;
     else if ((flags & O_TMPFILE) == O_TMPFILE) /* a file without a name, in the folder ``path`` */
       result = there ? sys_open(is_plain(p->state) ? p->target : config.root, flags, mode) : -ENOENT;
-    else if (p->state == THROUGH || (there && !S_ISREG(st.st_mode))) { /* devices and pipes may wait: without the gate */
+    else if (p->state == THROUGH || (there && !S_ISREG(st.st_mode))) { /* devices and pipes may wait: no gate */
       gate_leave(&kept);
       return there && exclusive ? -EEXIST : sys_open(p->target, flags, mode);
     } else if (is_own(p->state))

@@ -149,8 +149,8 @@ EXPORT int inotify_add_watch(int fd, const char *path, uint32_t mask)
   return STANDING(int, path, LIBC(inotify_add_watch)(fd, for_it, mask));
 }
 
-/* A library may be one that the script has built. Names without a folder are left to libc, which searches for them as the
- * caller asks: a tail call. */
+/* A library may be one that the script has built. Names without a folder are left to libc, which searches for them as
+ * the caller asks: a tail call. */
 EXPORT void *dlopen(const char *path, int flags)
 {
   if (!path || !active() || !strchr(path, '/') || strchr(path, '$')) return LIBC(dlopen)(path, flags);
@@ -221,8 +221,8 @@ EXPORT int getsockname(int fd, struct sockaddr *address, socklen_t *length)
   socklen_t room = length ? *length : 0;
   int result = LIBC(getsockname)(fd, address, length);
   struct stat st;
-  if (result < 0 || config.side == OFF || address->sa_family != AF_UNIX || raw(SYS_fstat, fd, (long)&st, 0, 0, 0, 0) < 0)
-    return result;
+  if (result < 0 || config.side == OFF || address->sa_family != AF_UNIX) return result;
+  if (raw(SYS_fstat, fd, (long)&st, 0, 0, 0, 0) < 0) return result;
   for (unsigned i = 0; i < 128 && i < bound_count; i++)
     if (bound[i].inode == st.st_ino) {
       struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -271,8 +271,8 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 
 /* ---- descriptors ---- */
 
-/* A file that this rank only reads is the same file on every rank, and a lock on it would keep ranks from each other: in
- * this rank's view nobody else has it. Those in the mirror, and those that are the same for all, are locked. */
+/* A file that this rank only reads is the same file on every rank, and a lock on it would keep ranks from each other:
+ * in this rank's view nobody else has it. Those in the mirror, and those that are the same for all, are locked. */
 long do_flock(int fd, int how)
 {
   if (active() && config.side == OWN) {

@@ -108,7 +108,8 @@ EXPORT int execvpe(const char *file, char *const argv[], char *const envp[])
       result = do_execve(AT_FDCWD, whole, argv, envp, 0);
       if (result == -ENOEXEC) result = by_shell(whole, argv, envp);
       if (result == -EACCES) denied = 1;
-      else if (result != -ENOENT && result != -ENOTDIR && result != -ESTALE && result != -ENODEV && result != -ETIMEDOUT)
+      else if (result != -ENOENT && result != -ENOTDIR && result != -ESTALE && result != -ENODEV &&
+               result != -ETIMEDOUT)
         break;
     }
     if (!*end) break;

@@ -170,7 +170,10 @@ long sys_readlink(const char *path, char *text, size_t room)
 
 int sys_close(int fd) { return (int)raw(SYS_close, fd, 0, 0, 0, 0, 0); }
 
-long sys_write(int fd, const void *data, size_t length) { return raw(SYS_write, fd, (long)data, (long)length, 0, 0, 0); }
+long sys_write(int fd, const void *data, size_t length)
+{
+  return raw(SYS_write, fd, (long)data, (long)length, 0, 0, 0);
+}
 
 int sys_make_folders(const char *path)
 {

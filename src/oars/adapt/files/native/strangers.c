@@ -1,5 +1,5 @@
-/* Programs that this library cannot stand before: linked statically, for another word size, or with system calls of their
- * own (Go). What they write is written by every rank; a mark in the run's folder tells who started one. */
+/* Programs that this library cannot stand before: linked statically, for another word size, or with system calls of
+ * their own (Go). What they write is written by every rank; a mark in the run's folder tells who started one. */
 #include "files.h"
 #include <elf.h>
 

@@ -86,7 +86,8 @@ void trap_this_thread(void)
 {
   if (!armed) return;
   unblock();
-  if (raw(SYS_prctl, PR_SET_SYSCALL_USER_DISPATCH, 1, (long)libc_start, (long)libc_length, (long)&selector, 0) < 0) return;
+  if (raw(SYS_prctl, PR_SET_SYSCALL_USER_DISPATCH, 1, (long)libc_start, (long)libc_length, (long)&selector, 0) < 0)
+    return;
   selector = HAND_BACK;
   this_thread = 1;
 }
@@ -125,9 +126,9 @@ static const unsigned char *next_call(const unsigned char *at, const unsigned ch
 static int names_files(const unsigned char *code, size_t length)
 {
   static const unsigned short numbers[] = {
-      SYS_rename, SYS_mkdir, SYS_rmdir, SYS_creat, SYS_link, SYS_unlink, SYS_symlink, SYS_openat, SYS_mkdirat, SYS_mknodat,
-      SYS_fchownat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_fchmodat, SYS_renameat2,
-      SYS_statx, SYS_utimensat};
+      SYS_rename, SYS_mkdir, SYS_rmdir, SYS_creat, SYS_link, SYS_unlink, SYS_symlink, SYS_openat, SYS_mkdirat,
+      SYS_mknodat, SYS_fchownat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_fchmodat,
+      SYS_renameat2, SYS_statx, SYS_utimensat};
   const unsigned char *end = code + length;
   for (const unsigned char *at = code; (at = next_call(at, end)); at += 2)
     for (const unsigned char *mov = at - 5; mov >= code && mov > at - 48; mov--)
@@ -183,8 +184,8 @@ void trap_look(void)
   if (armed || said || config.side == OFF || !dl_iterate_phdr(look, NULL)) return;
   if (arm() < 0) {
     said = 1;
-    static const char tell[] = "oars: this library changes files by system calls of its own, which this system does not show "
-                               "us; what it writes is written by every rank: ";
+    static const char tell[] = "oars: this library changes files by system calls of its own, which this system "
+                               "does not show us; what it writes is written by every rank: ";
     sys_write(2, tell, sizeof tell - 1);
     sys_write(2, late, strlen(late));
     sys_write(2, "\n", 1);

@@ -252,7 +252,8 @@ static void keep_tree(struct work *w, const char *top)
   struct stat was;
   if (tree_below(w, top, &all) >= 0) {
     size_t room = (all.count + 1) * sizeof(char *), n = 0, at = 0;
-    const char **each = (const char **)raw(SYS_mmap, 0, (long)room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const char **each = (const char **)raw(SYS_mmap, 0, (long)room, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!((long)each < 0 && (long)each > -4096)) {
       for (struct name *one; (one = name_at(&all, &at));) each[n++] = one->text;
       while (n--) /* what is in a folder before the folder */

@@ -47,9 +47,9 @@ class Estimate:
 class Pace:
     """How long this rank is busy with a batch, waiting for nobody: so long with any, and so long with each of its rows.
 
-    Only both together are measured, so the two are told apart when the rank has had batches of which it had more rows,
-    or fewer. Until then all is taken for the rows'. A wrong guess costs time, not balance: what is foretold for as many
-    rows as now is what was measured.
+    Only both together are measured, so the two can be separated once the rank has had batches of more rows, or fewer.
+    Until then all is taken for the rows'. A wrong guess costs time, not balance: for as many rows as now, what
+    is predicted is what was measured.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Pace:
         return min(1000, max(1, round(20 * steps * self._cost / self._stretch)))
 
     def share(self, paces: list[list[int]]) -> None:
-        """Cut batches by what all ranks have told of themselves, where one is much slower than another."""
+        """Cut batches by what all ranks have reported, where one is much slower than another."""
         if not all(each for _, each, _ in paces):
             return
         even = sum(rows for _, _, rows in paces) / len(paces)

@@ -47,7 +47,7 @@ class Owed:
     def __init__(self) -> None:
         self._handed: list[Batch] = []  # to the script, which has not learnt from them yet
         self._since: list[Batch] = []  # learnt from since the last average
-        self._owes: dict[Key, list] = {}  # also if the loader is gone: what it owes is told at the end
+        self._owes: dict[Key, list] = {}  # also if the loader is gone: what it owes is reported at the end
         self._passes: set[int] = set()  # over loaders, that the script learns from
         self._last: int | None = None  # the pass of the batch that the script has
         self.averages = 0  # averages so far
@@ -133,7 +133,7 @@ class Owed:
         return len(self._since)
 
     def mourn(self, learnt: dict[int, int]) -> None:
-        """What the dead had learnt since the last average is lost, but for the first batches, where they have told."""
+        """What the dead had learnt since the last average is lost, but for batches that they have reported."""
         lost, gone = 0, len(self._gone)
         _tell(self._unknown * gone // (ctx.size + gone),
               "they came from no loader, or from one that is read in a thread")

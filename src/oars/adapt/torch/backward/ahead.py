@@ -133,22 +133,22 @@ class Ahead:
             return 0
         return 1 << 32 | zlib.crc32(repr(serials).encode())
 
-    def conclude(self, told: np.ndarray) -> int:
-        """What every rank has told. 1: the means are in the result. -1: what had left is thrown away, and so is what
+    def conclude(self, reports: np.ndarray) -> int:
+        """Every rank has reported. 1: the means are in the result. -1: what had left is thrown away, and so is what
         was in inboxes. 0: nothing has been done."""
         self._begin()
-        if (told > 0).all():
+        if (reports > 0).all():
             self._early.finish()
             self._missed, self._pause = 0, 1
             return 1
-        if not told.any():
+        if not reports.any():
             self._rest -= 1
             return 0
         self._missed += 1
         if self._missed >= _PATIENCE:
             self._packing, self._buckets, self._bucket_of, self._missed = None, [], {}, 0
             self._rest, self._pause = self._pause - 1, min(2 * self._pause, _REST)
-        most = int(max(max(told.max(), 0), (-1 - told).max()))
+        most = int(max(max(reports.max(), 0), (-1 - reports).max()))
         if most:
             self._early.waste(most)
         return -1 if most else 0

@@ -222,7 +222,7 @@ def iter_next(self: _BaseDataLoaderIter) -> Any:
 
 
 def _is_everybodys(self: _BaseDataLoaderIter, error: Exception) -> bool:
-    """A batch could not be read. Whether it was cut, and the other ranks have to be told."""
+    """A batch could not be read. Whether it was cut, and the other ranks must know."""
     here = reading(self)
     if here.aside or not here.queue:
         return False
@@ -267,7 +267,7 @@ def _for_the_living(self: _BaseDataLoaderIter, data: Any, cut: Cut) -> tuple[Any
         return _read(self, fetch(_fetcher(self), anew)), anew
     except RankLost:
         raise
-    except Exception as error:  # of the data set: the other ranks have to be told
+    except Exception as error:  # of the data set: the other ranks must know
         if ctx.alone or whole:
             raise
         return collate.Failed(error.with_traceback(None)), anew

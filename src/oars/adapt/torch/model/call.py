@@ -142,7 +142,7 @@ def module_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     """A call that may be done again: what it changes in the module must not happen twice."""
-    kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # Keras's models are told with each call whether it trains
+    kind = (ctx.changes, ctx.mode, kwargs.get("training"))  # each call of a Keras model says whether it trains
     moving = _moving.get(self)
     every = moving is None or moving.kind != kind
     buffers = moving.buffers if moving is not None and not every else _changeable(self)
@@ -421,11 +421,11 @@ def _on_any_rank(events: list, inner: Sequence[Verdict] = ()) -> bool:
     if ctx.separate:
         return bool(events)
     ways = zlib.crc32(" ".join(verdict.way for verdict in inner).encode())
-    told = ctx.world.allgather_alike(np.array([len(events), ways]))
-    if (told[:, 1] != told[0, 1]).any():
+    every = ctx.world.allgather_alike(np.array([len(events), ways]))
+    if (every[:, 1] != every[0, 1]).any():
         for verdict in inner:
             verdict.way, verdict.changes = ROWS, -1
-    return bool(told[:, 0].any())
+    return bool(every[:, 0].any())
 
 
 def _again(module: nn.Module, verdict: Verdict, local: list, spec: TreeSpec, offsets: Offsets) -> list:

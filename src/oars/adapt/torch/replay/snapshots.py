@@ -183,7 +183,7 @@ class Snapshots:
             if ctx.record.voice:
                 if mark is None:
                     raise OSError(None, tape.trouble)
-                ctx.record.flush()  # a snapshot's steps are told, whatever happens next
+                ctx.record.flush()  # a snapshot's steps are written, whatever happens next
                 header["tape"], sync = mark
                 self._write(header, blobs, sync, began)
         except Refused as why:
@@ -264,7 +264,7 @@ class Snapshots:
         ctx.record.notice(f"a snapshot could not be written ({error.strerror or error}): training goes on, {left}")
 
     def _stop(self) -> None:
-        """The run was told to end: when the snapshot is on disk, tell the supervisor, and wait for it."""
+        """The run is to end: when the snapshot is on disk, tell the supervisor, and wait for it."""
         if self.writer is not None:
             self.writer.join()
         if ctx.record.voice:

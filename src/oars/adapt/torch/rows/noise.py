@@ -73,10 +73,10 @@ def order_in_batch(x: Rows) -> Sequence[int]:
     order = order_of(x.local)
     if ctx.separate or not one_row(base):
         return order
-    told: list[Any] = [order]
-    collectives.unless_spoilt(lambda: told.append(ctx.world.allgather_alike(np.array(order))))
+    orders: list[Any] = [order]
+    collectives.unless_spoilt(lambda: orders.append(ctx.world.allgather_alike(np.array(order))))
     shares = [b - a for a, b in zip(base, base[1:], strict=False)]
-    return order if len(told) == 1 else told[1][shares.index(max(shares))].tolist()
+    return order if len(orders) == 1 else orders[1][shares.index(max(shares))].tolist()
 
 
 @contextmanager
