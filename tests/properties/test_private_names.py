@@ -105,10 +105,11 @@ def _defined(node: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize(("version", "line"), [
-    ("2.13.0+cpu", ""), ("2.13.4", ""),
-    ("2.12.1", "PyTorch 2.12.1 is not a version that oars was tested with (2.13): check the training with oars verify"),
-    ("2.14.0a0+git1", "PyTorch 2.14.0a0 is not a version that oars was tested with (2.13): check the training with "
-     "oars verify"),
+    ("2.13.0+cpu", ""), ("2.13.4", ""), ("2.7.0+cu126", ""), ("2.10.0", ""),
+    ("2.6.0", "PyTorch 2.6.0 is not a version that oars was tested with (2.7 to 2.13): check the training with oars "
+     "verify"),
+    ("2.14.0a0+git1", "PyTorch 2.14.0a0 is not a version that oars was tested with (2.7 to 2.13): check the training "
+     "with oars verify"),
 ])
 def test_a_version_that_was_not_tested_gets_one_line(version, line):
     torch_like = types.ModuleType("torch")

@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._pytree import tree_leaves, tree_map
 
 import oars
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _OURS = os.path.join(os.path.dirname(oars.__file__), "")
+# With older versions of PyTorch, a function keeps a checkpoint's arguments until backward: rows, too, as they are.
+_KEEPER = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 _by_row: dict[tuple, tuple[int, ...] | None] = {}  # (function, kinds of arguments) -> batch dimension of each result
 
 
@@ -59,7 +62,7 @@ class _Notes:
 def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """Replaces ``autograd.Function.apply``."""
     linear = cls.__module__.startswith(("oars.", "torch."))  # (as far as we see their backwards)
-    if cls.__module__.startswith("oars.") or ctx.plain and (ctx.split is None or linear):
+    if cls is _KEEPER or cls.__module__.startswith("oars.") or ctx.plain and (ctx.split is None or linear):
         return _apply(cls, *args, **kwargs)
     if ctx.plain:  # in a module's call on own rows
         return _scaled(cls, args, kwargs)
