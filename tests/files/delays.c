@@ -1,5 +1,5 @@
 /* Every call that names a file below DELAYS_UNDER (or relative to a folder) sleeps a seeded 0 to DELAYS_MOST
- * microseconds first, so that the order between ranks is another one each time. Preloaded before the library of oars, as
+ * microseconds first, so that the order between ranks differs each time. Preloaded before the library of oars, as
  * a site's own libraries are. */
 #define _GNU_SOURCE 1
 #include <dirent.h>
@@ -66,7 +66,8 @@ CALLS(int, rmdir, (const char *path), path)
 CALLS(int, remove, (const char *path), path)
 CALLS(int, rename, (const char *path, const char *to), path, to)
 CALLS(int, renameat, (int dir, const char *path, int to_dir, const char *to), dir, path, to_dir, to)
-CALLS(int, renameat2, (int dir, const char *path, int to_dir, const char *to, unsigned flags), dir, path, to_dir, to, flags)
+CALLS(int, renameat2, (int dir, const char *path, int to_dir, const char *to, unsigned flags),
+      dir, path, to_dir, to, flags)
 CALLS(int, link, (const char *path, const char *to), path, to)
 CALLS(int, linkat, (int dir, const char *path, int to_dir, const char *to, int flags), dir, path, to_dir, to, flags)
 CALLS(int, symlink, (const char *text, const char *path), text, path)
@@ -90,7 +91,7 @@ CALLS(int, utimensat, (int dir, const char *path, const struct timespec times[2]
 CALLS(int, chdir, (const char *path), path)
 CALLS(DIR *, opendir, (const char *path), path)
 
-/* The path that a system call names: its first argument, or, where a folder's descriptor comes before it, its second. */
+/* The path that a system call names: its first argument, or its second behind a folder's descriptor. */
 static const char *named_by(long number, const long *given)
 {
   switch (number) {

@@ -38,8 +38,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* glibc 2.34 moved these to another library and gave them a new version. The old one is in every glibc, so what is built on
- * a new system runs on an old one. */
+/* glibc 2.34 moved these to another library and gave them a new version. The old one is in every glibc: what is built
+ * on a new system runs on an old one. */
 #if defined __x86_64__ && defined __GLIBC__
 __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 __asm__(".symver dladdr, dladdr@GLIBC_2.2.5");

@@ -195,8 +195,9 @@ int sys_make_folders(const char *path)
   return result;
 }
 
-/* What we copy and write down for a script is not among the files whose size it has limited (RLIMIT_FSIZE): the limit is
- * lifted meanwhile, by whoever has the gate. Where it may not be, nothing is begun, for a write would be a deadly signal. */
+/* What we copy and write down for a script is not among the files whose size it has limited (RLIMIT_FSIZE): the limit
+ * is lifted meanwhile, by whoever has the gate. Where it may not be, nothing is begun: a write would be a deadly
+ * signal. */
 int limits_lift(limits *kept, uint64_t size)
 {
   if (raw(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)kept, 0, 0) < 0) kept->soft = kept->hard = (uint64_t)RLIM_INFINITY;

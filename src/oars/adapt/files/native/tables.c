@@ -202,8 +202,8 @@ static void unescape(char *text)
 
 static int no_room(void)
 {
-  static const char say[] = "oars: the limit for the size of files (ulimit -f) is too small to write down what the run changes: "
-                            "ranks may see each other's files\n";
+  static const char say[] = "oars: the limit for the size of files (ulimit -f) is too small to write down what "
+                            "the run changes: ranks may see each other's files\n";
   static int said;
   if (!said++) sys_write(2, say, sizeof say - 1);
   signal_taken(SIGXFSZ); /* where it went may be a file too */

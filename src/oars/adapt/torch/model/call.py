@@ -32,6 +32,7 @@ from oars.adapt.python.clock import perf_counter
 from oars.adapt.torch.context import Draw, Offsets, Split, ctx, offsets_of, on_every_rank, own, scaled, site, tiny
 from oars.adapt.torch.model import paths, sequences
 from oars.adapt.torch.model.compare import Rehearsal
+from oars.adapt.torch.model.moving import Moving
 from oars.adapt.torch.model.replicated import say_replicated
 from oars.adapt.torch.model.switches import Switches
 from oars.adapt.torch.model.trace import Trace, batch_dim, hooks_of_all_modules, kind_of, nests, watching
@@ -78,29 +79,6 @@ class Verdict:
         self.draws: list[Draw] = []
         self.noisy = False  # of any call so far
         self.outputs: list[tuple[int, int] | None] = []  # per leaf of the result: (dimension, rows per sample)
-
-
-class Moving:
-    """The buffers that a module's calls change: in calls of one ``kind``, and in any so far."""
-
-    def __init__(self) -> None:
-        self.number = next(_first_calls)
-        self.kind: Any = None
-        self.buffers: list[torch.Tensor] = []
-        self._known: dict[int, tuple[torch.Tensor, int]] = {}  # all there are, by their ids; their versions at first
-        self._ever: dict[int, torch.Tensor] = {}
-
-    def see(self, kind: tuple, buffers: list, versions: list[int], moved: list) -> None:
-        """What moved in a call of another kind than before."""
-        self.kind, self.buffers = kind, moved
-        before = self._known or {id(b): (b, v) for b, v in zip(buffers, versions, strict=True)}
-        self._known = {id(b): before.get(id(b), (b, -1)) for b in buffers}  # -1: in the place of another
-        self._ever = {id(b): b for b in (*self._ever.values(), *moved) if id(b) in self._known}
-
-    def has_moved(self, buffer: torch.Tensor) -> bool:
-        """Whether any call has changed it, if only a later one than the first of its kind, or has put it in the place
-        of another."""
-        return id(buffer) in self._ever or self._known.get(id(buffer), (None, -1))[1] != buffer._version
 
 
 _verdicts: WeakKeyDictionary[nn.Module, tuple[dict, dict]] = WeakKeyDictionary()  # together, and in separate training
@@ -169,7 +147,7 @@ def _outermost(self: nn.Module, args: tuple, kwargs: dict) -> Any:
     if every and not ctx.again:
         moved = [b for b, old, version in zip(buffers, before, versions, strict=True)
                  if b._version != version or not (b.is_meta or torch.equal(b, old))]  # batch_norm moves them unseen
-        _moving.setdefault(self, moving or Moving()).see(kind, buffers, versions, moved)
+        _moving.setdefault(self, moving or Moving(next(_first_calls))).see(kind, buffers, versions, moved)
     return out
 
 
