@@ -150,7 +150,7 @@ def arm_calls(module):
 
 
 def arm_gradients(module):
-    around(module.Gradients, "_run", "backward", "end of backward")
+    around(module.Gradients, "run", "backward", "end of backward")
     track = module.Gradients.track
 
     def tracking(self, leaf):
