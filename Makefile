@@ -183,7 +183,7 @@ clean:
 	@rm -rf .venv-versions
 	@$(PYTHON) -m venv .venv-versions
 	@grep -v '^torch==' constraints.txt > .venv-versions/constraints.txt
-	@.venv-versions/bin/python -m pip install --disable-pip-version-check --progress-bar off -c .venv-versions/constraints.txt torch==$(TORCH) -e '.[torch,data,watch]' pytest hypothesis tqdm | $(SHOW)
+	@.venv-versions/bin/python -m pip install --disable-pip-version-check --progress-bar off -c .venv-versions/constraints.txt torch==$(TORCH) -e '.[torch,data,watch]' pytest hypothesis tqdm 'setuptools>=77' | $(SHOW)
 	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python
