@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from chaos import unlearnt, unlike
 from running import Run, start, wait_for
 
 LONG = Path(__file__).parent / "scripts/long.py"
 
 
-def begun(folder: Path, ranks: int, *args: str) -> Run:
+def begun(folder: Path, ranks: int, *args: str, **env: str) -> Run:
     """A run that is going, in a folder of its own."""
     folder.mkdir(exist_ok=True)
     shutil.copy(LONG, folder)
-    return Run(folder, "--quiet", "-n", ranks, "long.py", *args, name="r", limit=300, OARS_LEDGER="1", OARS_DIGEST="1")
+    return Run(folder, "--quiet", "-n", ranks, "long.py", *args, name="r", limit=300, OARS_LEDGER="1", OARS_DIGEST="1",
+               **env)
 
 
 def grow(run: Run, ranks: str) -> subprocess.Popen:
@@ -101,6 +104,21 @@ def test_new_ranks_that_die_while_they_start_cost_nothing(tmp_path):
     as_alone(run, alone)
     assert [event["reason"][:12] for event in run.events("not grown")] == ["rank 2 died ", "rank 4 died "]
     assert "the run could not grow" in run.err and "1 joined" in run.err
+
+
+@pytest.mark.more
+def test_a_death_where_old_ranks_let_new_ones_in_does_not_end_the_run(tmp_path):
+    """MPI hangs on the first rank, which waits for the dead one: it is one more death to the rank that is left."""
+    run = begun(tmp_path / "run", 3, OARS_TEST_DEATHS=json.dumps([[1, "old connecting", 1]]))
+    alone = Alone(tmp_path / "alone")
+    wait_for(lambda: run.steps() > 3, "steps")
+    process = grow(run, "+2")
+    process.communicate(timeout=120)
+    wait_for((run.folder / ".died-1").exists, "the death")
+    run.wait_for_step(3)
+    finish(run)
+    as_alone(run, alone)
+    assert len(set(run.digests().values())) == 1
 
 
 def test_what_cannot_grow_says_so_and_what_to_do(tmp_path):
