@@ -153,7 +153,7 @@ def test_gradients_of_several_precisions_cross_in_the_order_of_the_parameters(mo
     kinds = [torch.float16, torch.float64, torch.bfloat16, torch.float32]
     for order in (kinds, kinds[::-1]):
         sent.clear()
-        unpacked.average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order])
+        unpacked.average_on_gpu([torch.ones(2, dtype=dtype) for dtype in order], [])
         assert sent == order
 
 
