@@ -27,7 +27,8 @@ from oars.supervisor.snapshot_requests import take_lock
 from oars.supervisor.supervise import Supervisor
 
 KEPT = ("seed", "batch", "split", "scale_lr", "local_batchnorm", "share_gpus", "stall", "on_stall", "report_bindings",
-        "launcher", "stage_env", "wire", "prune", "widen", "widen_when", "cell_timeout")  # of the old plan
+        "launcher", "stage_env", "wire", "guard", "guard_every", "prune", "widen", "widen_when",
+        "cell_timeout")  # of the old plan
 
 
 def resume(run: str, ranks: int | None, where: Where, quiet: bool, period: str | None) -> int:

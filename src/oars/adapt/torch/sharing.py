@@ -1,8 +1,8 @@
 """Never slower: whether a step is long enough to be shared (``--split auto``).
 
 The operations of the second to the fifth step are counted: arithmetic on rows, module calls, messages, what reading a
-sample takes. From these numbers, and from what each was measured to take (the constants below), follows what sharing
-gains and what it costs. No clock is read, so the same script on the same number of ranks decides the same. Where
+sample takes. From these numbers, and from what each takes about (the constants below), follows what sharing gains and
+what it costs. No clock is read, so the same script on the same number of ranks decides the same. Where
 sharing costs more than it gains, batches of fewer than ``ctx.share_from`` rows are not cut any more from the sixth step
 on: every rank reads and computes them whole, as it does what cannot be split, and a backward in which nothing came from
 another rank ends without a message. Larger batches are still cut.
@@ -43,7 +43,7 @@ _call: Any = nn.Module._wrapped_call_impl  # type: ignore[attr-defined]
 _backward = torch.autograd.backward
 FIRST, LAST = 1, 5  # steps: what is counted lies between
 NEVER = 1 << 62  # a batch that no script has
-# Seconds, on one core. What is shared:
+# Seconds, on one core. Estimates: they have not been fitted to measurements on a quiet machine. What is shared:
 _FLOP, _ELEMENT = 1 / 30e9, 0.4e-9
 _SAMPLE, _EVENT = 4e-6, 0.5e-6  # a sample that is read, and each function that its data set calls for it
 # What sharing costs beside it:
