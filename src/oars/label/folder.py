@@ -29,6 +29,7 @@ PROJECT, LOG, TOKEN, LOCK, REFUSED = "project.json", "log.sqlite", "token", "loc
 LABELS = "labels.csv"
 FEATURES, CHECKSUMS, THUMBS, PROGRESS = "features", "checksums.npy", "thumbs.npy", "computing.json"
 COMPUTING = "computing.lock"
+TUNE, TUNED = "tune", "tuned.json"  # where a network is fine-tuned, and what came of it
 LATER = "later.json"  # how far the features are that take long
 OPENER = "open.html"
 LIVE = "live.bin"  # a RECORD for each row that came after the project was made

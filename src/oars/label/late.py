@@ -62,18 +62,17 @@ class Late:
 
         torch.set_num_threads(self._cores)
         state = self.folder.path / folder_.FEATURES / f"{self.word}.pt"
-        side = self._side()
         order = np.random.default_rng(self.folder.seed).permutation(self.folder.rows)
         some = np.sort(order[:MOST if self.word == "ssl" else _CONV])
         found, images = Learned(self.folder.seed), None
         if not found.again(state):
-            images = self._squares(some, side)
+            images = self._squares(some, self._side())
             found = Learned(self.folder.seed, images)
             found.keep(state)
         if self.word == "ssl" and found.step < STEPS:
-            found.learn(self._squares(some, side) if images is None else images, state,
+            found.learn(self._squares(some, found.side) if images is None else images, state,
                         lambda step: self.say("learning from the images", step, STEPS))
-        return lambda begin: self._blocks(np.arange(begin, self.folder.rows), side), found.features
+        return lambda begin: self._blocks(np.arange(begin, self.folder.rows), found.side), found.features
 
     def _side(self) -> int:
         """Squares that show the images without blowing them up much."""

@@ -18,6 +18,7 @@ from oars.label.head import Head, balanced, clusters, scale, standard
 ENOUGH = 50  # labels, from which on features are compared
 SEPARATES = 0.15  # by so much the balanced accuracy must be better than chance
 CLUSTERS = 20
+TUNED = "fine-tuned"  # features of a network that has learnt from the labels (``tune.py``)
 
 
 class Rows:
@@ -85,6 +86,7 @@ class Learner:
         self._norms: dict[str, np.ndarray] = {}
         self._scored_at = 0
         self.scores: dict[str, float] = {}
+        self.tuned: dict[str, Any] | None = None  # the exam with and without what was fine-tuned on so many labels
         self.classes_seen = 0
         self._guess: Guess | None = None
         self._clusters: tuple[np.ndarray, np.ndarray] | None = None
@@ -157,9 +159,19 @@ class Learner:
         with self._growing:
             self._raw = {**self._raw, name: Rows(values)}
             self._scales[name] = scale(values)
+            self._standard.pop(name, None)
+            self._norms.pop(name, None)
             if chosen:
                 self._chosen = name
         self.again()
+
+    def tune(self, known: dict[str, Any], values: np.ndarray | None) -> None:
+        """What came of fine-tuning; its features, if the exam is better with them: then they are used."""
+        self.tuned = known
+        if values is not None:
+            self.add(TUNED, values, False)
+        else:
+            self._told()
 
     def norms(self, name: str) -> np.ndarray:
         """The squared length of each row of these features; computed once, for it costs more than a search."""
@@ -207,12 +219,15 @@ class Learner:
         self.classes_seen = len(kinds)
         if len(rows) < self._scored_at // 2:  # undone: as if it had never been
             self._scored_at, self.scores = 0, {}
-        fresh = any(name not in self.scores for name in self._raw)
+        compared = [name for name in self._raw if name != TUNED]
+        fresh = any(name not in self.scores for name in compared)
         if len(rows) >= ENOUGH and (fresh or len(rows) >= 2 * self._scored_at) and (counts >= 2).sum() > 1:
             some = np.isin(labels, kinds[counts >= 2])
-            self.scores = {name: balanced(self.values(name)[rows[some]], labels[some]) for name in self._raw}
+            self.scores = {name: balanced(self.values(name)[rows[some]], labels[some]) for name in compared}
             self._scored_at = len(rows)
         name = self._chosen or (max(self.scores, key=lambda one: self.scores[one]) if self.scores else self.first())
+        if TUNED in self._raw and self.tuned and len(rows) >= self.tuned["labels"] // 2:
+            name = TUNED
         features = self.values(name)
         head = Head(features[rows], labels) if len(kinds) > 1 else None
         guess = Guess(version, len(rows), name, features, head)
@@ -222,5 +237,8 @@ class Learner:
 
     def table(self) -> list[dict[str, Any]]:
         """The features and how well each separates the labels."""
+        tuned = [] if self.tuned is None else [{"name": f"{TUNED}, {self.tuned['labels']} labels", "balanced": None,
+                                                "used": self.name == TUNED, "exam": round(self.tuned["exam"], 4),
+                                                "before": round(self.tuned["before"], 4)}]
         return [{"name": name, "balanced": round(self.scores[name], 4) if name in self.scores else None,
-                 "used": name == self.name} for name in self._raw]
+                 "used": name == self.name} for name in self._raw if name != TUNED] + tuned

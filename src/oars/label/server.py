@@ -152,7 +152,7 @@ class Server:
         return {"source": serving.folder.source, **self.desk.overview(self._who(request)), "live": serving.follow,
                 "project": self.project, "image": serving.image, "progress": serving.progress,
                 "coming": features.name_of(serving.coming) if serving.coming else None,
-                "note": serving.note or (serving.live.note if serving.live else None)
+                "note": serving.note or next((one.note for one in (serving.live, serving.tuning) if one), None)
                 or (self.desk.learner.failed if self.desk.learner else None)}
 
     def _live(self, request: Request) -> Any:

@@ -24,6 +24,7 @@ from oars.label.layout import layout
 from oars.label.live import Live
 from oars.label.pictures import Pictures
 from oars.label.pixels import THUMB, pooled
+from oars.label.tune import Tuning
 
 _LOOK = 0.3  # seconds between looks at what the child has done
 _CSV = 2.0  # seconds after an action until labels.csv is written again
@@ -50,6 +51,7 @@ class Serving:
         self._ended = threading.Event()
         self._dirty = threading.Event()
         self.coming = features.later(wanted, folder.rows, follow)  # features that take long
+        self.tuning: Tuning | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._workers = workers
         for work in (self._compute, self._write):
@@ -90,10 +92,14 @@ class Serving:
                     self.live = Live(self.desk, self.tell)
                 if self.coming:
                     self._learn_later(self.coming)
+                    if self._wanted == "auto" and not self._ended.is_set():
+                        self.tuning = Tuning(self.desk, self.keys, self._workers, self._ended, self._tuned)
         except (LabelError, OSError, ValueError) as error:
             self.note = str(error)
         self.progress = self.coming = None
         self.tell("model")
+        if self.tuning is not None:
+            self.tuning.watch()
 
     def _read_all(self) -> bool:
         """Whether the child came to the end."""
@@ -156,6 +162,10 @@ class Serving:
             self.note = self.note or f"the features {features.name_of(word)} could not be computed"
         else:
             self.desk.ready().add(features.name_of(word), found, self._wanted != "auto")
+
+    def _tuned(self, done: int, total: int) -> None:
+        self.progress = {"what": "fine-tuning on the labels", "done": done, "total": total} if done < total else None
+        self.tell("progress")
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +236,8 @@ class Serving:
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
             self._child.wait()
-        if self.live is not None:
-            self.live.close()
+        for other in (self.live, self.tuning):
+            if other is not None:
+                other.close()
         self.pictures.close()
         self.desk.close()

@@ -94,6 +94,7 @@ class Learned:
         weights = [*self.net.parameters(), *self._project.parameters()]
         self._optimizer = torch.optim.AdamW(weights, lr=_RATE, weight_decay=_DECAY)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(self._optimizer, _RATE, total_steps=STEPS)
+        self.side = 0 if images is None else images.shape[-1]
         self.mean, self.spread = (0.0, 1.0) if images is None else (
             float(images.mean(dtype=np.float64)), float(images.std(dtype=np.float64)) + 1e-6)
 
@@ -138,7 +139,7 @@ class Learned:
 
     def keep(self, path: Path) -> None:
         """Everything that the next step depends on: complete, or as it was."""
-        state: dict[str, Any] = {"step": self.step, "mean": self.mean, "spread": self.spread}
+        state: dict[str, Any] = {"step": self.step, "side": self.side, "mean": self.mean, "spread": self.spread}
         part = path.with_name(path.name + ".part")
         torch.save({**state, **{name: one.state_dict() for name, one in self._parts().items()}}, part)
         os.replace(part, path)
@@ -149,7 +150,8 @@ class Learned:
             state = torch.load(path, weights_only=True)
             for name, one in self._parts().items():
                 one.load_state_dict(state[name])
-            self.step, self.mean, self.spread = int(state["step"]), float(state["mean"]), float(state["spread"])
+            self.step, self.side = int(state["step"]), int(state["side"])
+            self.mean, self.spread = float(state["mean"]), float(state["spread"])
         except FileNotFoundError:
             return False
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile,

@@ -52,10 +52,12 @@ function standing() {
   if (model?.labels) lines.push([model.busy ? "Model (learning)" : "Model", `from ${thousands(model.labels)} labels`]);
   if (disputed) lines.push(["Disputed", thousands(disputed)]);
   const table = lines.length ? [make("dl", {}, lines.map(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]).flat())] : [];
+  const shown = ({ balanced, exam, before }) => (exam === undefined ? (balanced === null ? "soon" : percent(balanced, 1))
+    : `exam ${percent(exam, 1)}, without ${percent(before, 1)}`);
   if (features?.some(({ balanced }) => balanced !== null)) {
     table.push(make("table", {}, make("caption", {}, "How well features separate the classes"),
-      make("tbody", {}, features.map(({ name, balanced, used }) => make("tr", {}, make("th", { scope: "row" }, name, used ? make("em", {}, " (in use)") : null),
-        make("td", {}, balanced === null ? "soon" : percent(balanced, 1)))),
+      make("tbody", {}, features.map((one) => make("tr", {}, make("th", { scope: "row" }, one.name, one.used ? make("em", {}, " (in use)") : null),
+        make("td", {}, shown(one)))),
       coming && !features.some(({ name }) => name === coming) ? make("tr", {}, make("th", { scope: "row" }, coming), make("td", {}, "is learning")) : null)));
   }
   if (model?.labels >= 50 && model.separates === false) {
