@@ -40,7 +40,7 @@ def scaled(x):
 
 net = Net()
 net.load_state_dict(known["net"])
-out = nn.Linear(net.width, len(train.classes))
+out = nn.Linear(net.width, len(train.classes or ()))
 weights = [*net.parameters(), *out.parameters()]
 optimizer = torch.optim.AdamW(weights, lr=2e-3, weight_decay=5e-3)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=args.steps)

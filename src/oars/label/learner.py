@@ -171,7 +171,7 @@ class Learner:
         if values is not None:
             self.add(TUNED, values, False)
         else:
-            self._told()
+            self._fitted()
 
     def norms(self, name: str) -> np.ndarray:
         """The squared length of each row of these features; computed once, for it costs more than a search."""
