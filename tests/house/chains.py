@@ -118,7 +118,8 @@ def _short(where: list[str], modes: Iterable[str]) -> list[str]:
 
 
 def torch() -> dict[str, Install]:
-    """PyTorch: one rank, several, async (local, gossip), server; of each recorded, pruned and thinned."""
+    """PyTorch: one rank, several, sharing (--split auto), async (local, gossip), server; of each recorded, pruned and
+    thinned."""
     from torch.optim.optimizer import Optimizer
 
     from oars.adapt.torch import seams
@@ -136,7 +137,8 @@ def torch() -> dict[str, Install]:
             ctx.world, ctx.gradients = SimpleNamespace(origin=0), Gradients
             several, *_ = seams._several_ranks()
         rows = (*several, *seams.ONE_RANK, *seams.RECORDING, *seams._pruned(), *seams._thinned())
-        seams.install(modes | {"async": {seams.ASYNC}, "server": {seams.ASYNC, seams.SERVER}}.get(ranks, set()))
+        seams.install(modes | {"sharing": {seams.SHARING}, "async": {seams.ASYNC},
+                               "server": {seams.ASYNC, seams.SERVER}}.get(ranks, set()))
         stepping = SimpleNamespace(__name__="optimizer", step=Optimizer.profile_hook_step(step))
         return Seam(stepping, "step", ()), *rows
 
@@ -144,7 +146,8 @@ def torch() -> dict[str, Install]:
     some = [(), ("recorded",)]  # --prune and --samples thin are refused with --sync
     every = [*some, ("pruned",), ("thinned",), tuple(extra)]
     return {" ".join((ranks, *names)): functools.partial(install, ranks, {extra[name] for name in names})
-            for ranks, which in (("one", every), ("several", every), ("async", some), ("server", some))
+            for ranks, which in (("one", every), ("several", every),
+                                 *((ranks, some) for ranks in ("sharing", "async", "server")))
             for names in which}
 
 

@@ -41,6 +41,8 @@ def install(world: World | None, plan: Plan, record: Record) -> None:
         ctx.perform, ctx.private = lineage.perform, Private(world.origin, plan.seed)
         record.polls = True
         ctx.sharing = Sharing(plan)
+        if ctx.sharing.wanted:
+            modes.add(seams.SHARING)
         ctx.alone = plan.sync != "allreduce"
         if ctx.alone:
             from oars.adapt.torch.async_modes.lost_samples import OwnGradients

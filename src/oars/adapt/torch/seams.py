@@ -3,7 +3,8 @@
 Layers are named outermost first: the first one is entered first when the script calls, the last one is next to
 PyTorch's own function (``instead``: in its place). ``RECORDED(layer)`` is there only where the run can be snapshot, and
 so is what plays a resumed run: the same layers, with the tape playing. ``ASYNC`` is ``--sync local``, ``gossip`` and
-``server``, ``SERVER`` the last of these; ``PRUNED`` is ``--prune`` and ``--widen``, ``THINNED`` is ``--samples thin``.
+``server``, ``SERVER`` the last of these; ``SHARING`` is ``--split auto``, ``PRUNED`` is ``--prune`` and ``--widen``,
+``THINNED`` is ``--samples thin``.
 
 Not in the table are the seeds of PyTorch's generators (``adapt/python/seams.py``) and, in recorded runs of one rank,
 ``torch.save`` (``adapt/replay/seams.py``). What is replaced only for a while is not in it either: ``Tensor.grad`` while
@@ -57,6 +58,7 @@ def aside(own: Callable[..., Any]) -> Layer:
 RECORDED = Mode("recorded")
 ASYNC = Mode("async")
 SERVER = Mode("server")
+SHARING = Mode("sharing")
 PRUNED = Mode("pruned")
 THINNED = Mode("thinned")
 Layers = tuple[Layer | Only, ...]
@@ -122,7 +124,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
     seams = (
         # the script's own calls: models, loaders, batches, backward; the optimizer's step is in ``install``, below
         Seam(nn.Module, "__call__",
-             (RECORDED(recorder.module_call), ASYNC(phases.module_call), sharing.module_call,
+             (RECORDED(recorder.module_call), ASYNC(phases.module_call), SHARING(sharing.module_call),
               instead(call.module_call))),
         Seam(DataLoader, "__iter__",
              (aside(DataLoader.__iter__), RECORDED(recorder.loader_iter), ASYNC(phases.meets_at(phases.LOADER)),
@@ -131,7 +133,7 @@ def _several_ranks() -> tuple[tuple[Seam, ...], Layers, Layers]:
              (RECORDED(recorder.iter_next), ASYNC(phases.iter_next), step_log.timed_next, instead(loaders.iter_next))),
         Seam(torch.autograd, "backward",
              (aside(gradients.backward_aside), RECORDED(recorder.backward), step_log.timed_backward,
-              sharing.backward, instead(ctx.gradients.backward))),
+              SHARING(sharing.backward), instead(ctx.gradients.backward))),
         Seam(Optimizer, "add_param_group", (ASYNC(phases.add_param_group), step_log.add_param_group)),
         # models
         Seam(nn.Module, "__setattr__", (instead(changes.setattr_),)),
