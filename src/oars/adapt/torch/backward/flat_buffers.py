@@ -128,8 +128,10 @@ class Packing:
             if (known := base.get(id(self._refs[i]()))) is None:
                 continue
             held = real(known[1])
-            if held.layout is torch.strided and held.numel() and 0 < held.abs().amax() < torch.inf:
-                yield i, held
+            if held.layout is torch.strided and held.numel():
+                low, high = held.aminmax()
+                if -torch.inf < low <= high < torch.inf and (low < 0 or high > 0):
+                    yield i, held
 
 
 class Weights:
